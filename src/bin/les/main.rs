@@ -1,0 +1,2 @@
+//! The `les` program.
+fn main() {}

@@ -1,0 +1,24 @@
+//! Lookahead Expert Scheduling: runs Mixture-of-Experts models whose experts do not fit in memory.
+//!
+//! The experts stay in the GGUF file. The library reads those that the router picks into a cache of fixed size, and
+//! hands their addresses to the kernels that multiply with them. It never changes which experts are used, nor any
+//! arithmetic.
+//!
+//! ```text
+//! GGUF headers --> index: where are the bytes of expert e of tensor t?
+//! router ids ----> sched: a ticket per operation; what is absent is read, what is ready is used first
+//!                  store: one budget, slots, states, pins, replacement policy
+//!                  io:    engines that fill slots (io_uring, a pool of readers)
+//! C callers -----> ffi:   every exported function (include/les.h)
+//! ```
+//!
+//! Invariant: `unsafe` is in `ffi`, `io` and the slot arena only.
+//! Invariant: slots never take more memory than the budget.
+//! Invariant: a failed or short read ends in an error, never in a wrong value.
+
+pub mod error;
+pub mod index;
+pub mod io;
+pub mod store;
+
+pub use error::{Error, Result};
