@@ -1,5 +1,281 @@
 //! The one memory budget: aligned slots, what is in them, and what to evict.
+//!
+//! The unit is a *block*: one matrix (up, gate or down) of one expert of one layer. A plain state machine without
+//! locks or I/O; [`sched`](crate::sched) drives it.
 
 mod arena;
+mod plan;
+mod policy;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use arena::Arena;
+pub use plan::{Class, Extent, Plan, TensorPlan, extent};
+pub use policy::{Lru, Policy};
+
+/// The number of a block, see [`TensorPlan`].
+pub type BlockId = u32;
+
+/// What is known of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// In the file only.
+    Absent,
+    /// Has a slot that a read fills, or will fill.
+    Loading,
+    /// Its slot holds its bytes.
+    Ready,
+    /// Its last read failed, and nobody has been told yet.
+    Failed,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    state: State,
+    pins: u32,
+    slot: u32,
+}
+
+/// The answer to [`Store::acquire`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acquired {
+    /// In memory.
+    Ready,
+    /// Being read for someone else.
+    Loading,
+    /// It has a slot now; the caller must have it read.
+    Reserved,
+    /// Every slot of its class is pinned or being filled.
+    Full,
+    /// Its last read failed.
+    Failed,
+}
+
+const NO_SLOT: u32 = u32::MAX;
+
+/// Slots and what is in them.
+pub struct Store {
+    plan: Plan,
+    policy: Box<dyn Policy>,
+    blocks: Vec<Block>,
+    class_of: Vec<u16>,
+    free: Vec<Vec<u32>>,
+    evictions: u64,
+}
+
+impl Store {
+    /// An empty store.
+    pub fn new(plan: Plan, policy: Box<dyn Policy>) -> Self {
+        let mut class_of = vec![0; plan.n_blocks as usize];
+        for (i, t) in plan.tensors.iter().enumerate() {
+            let end = plan.tensors.get(i + 1).map_or(plan.n_blocks, |n| n.first_block);
+            class_of[t.first_block as usize..end as usize].fill(t.class as u16);
+        }
+        // the last is taken first: slots fill from the start of the arena
+        let free = plan.classes.iter().map(|c| (c.first_slot..c.first_slot + c.slots).rev().collect()).collect();
+        let blocks = vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT }; plan.n_blocks as usize];
+        Self { plan, policy, blocks, class_of, free, evictions: 0 }
+    }
+
+    /// How the budget is cut.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Blocks evicted so far.
+    pub fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    /// The state of `block`.
+    pub fn state(&self, block: BlockId) -> State {
+        self.blocks[block as usize].state
+    }
+
+    /// Asks for `block`: a use in the policy's eyes. When it is absent it gets a slot, evicting if need be.
+    pub fn acquire(&mut self, block: BlockId) -> Acquired {
+        match self.state(block) {
+            State::Ready => {
+                self.policy.used(block);
+                Acquired::Ready
+            }
+            State::Loading => {
+                self.policy.used(block);
+                Acquired::Loading
+            }
+            State::Failed => Acquired::Failed,
+            State::Absent => match self.take_slot(block) {
+                Some(slot) => {
+                    let b = &mut self.blocks[block as usize];
+                    (b.state, b.slot) = (State::Loading, slot);
+                    self.policy.inserted(block, usize::from(self.class_of[block as usize]));
+                    Acquired::Reserved
+                }
+                None => Acquired::Full,
+            },
+        }
+    }
+
+    /// Where the slot of a block that is loading or ready begins in the arena.
+    pub fn slot_offset(&self, block: BlockId) -> u64 {
+        let class = &self.plan.classes[usize::from(self.class_of[block as usize])];
+        let slot = self.blocks[block as usize].slot;
+        class.offset + u64::from(slot - class.first_slot) * class.slot_bytes
+    }
+
+    /// The read of a loading block ended well.
+    pub fn filled(&mut self, block: BlockId) {
+        self.blocks[block as usize].state = State::Ready;
+    }
+
+    /// The read of a loading block failed: its slot is free again.
+    pub fn failed(&mut self, block: BlockId) {
+        let slot = self.blocks[block as usize].slot;
+        self.policy.removed(block);
+        self.free[usize::from(self.class_of[block as usize])].push(slot);
+        let b = &mut self.blocks[block as usize];
+        (b.state, b.slot) = (State::Failed, NO_SLOT);
+    }
+
+    /// The failure has been reported: the next request reads again.
+    pub fn forgive(&mut self, block: BlockId) {
+        if self.state(block) == State::Failed {
+            self.blocks[block as usize].state = State::Absent;
+        }
+    }
+
+    /// Keeps `block` from being evicted until [`Store::unpin`].
+    pub fn pin(&mut self, block: BlockId) {
+        self.blocks[block as usize].pins += 1;
+    }
+
+    /// Takes one pin back.
+    pub fn unpin(&mut self, block: BlockId) {
+        let pins = &mut self.blocks[block as usize].pins;
+        debug_assert!(*pins > 0, "unpinned more often than pinned");
+        *pins = pins.saturating_sub(1);
+    }
+
+    fn take_slot(&mut self, block: BlockId) -> Option<u32> {
+        let class = usize::from(self.class_of[block as usize]);
+        if let Some(slot) = self.free[class].pop() {
+            return Some(slot);
+        }
+        let blocks = &self.blocks;
+        let may_go = |b: BlockId| matches!(blocks[b as usize], Block { state: State::Ready, pins: 0, .. });
+        let victim = self.policy.victim(class, &may_go)?;
+        self.policy.removed(victim);
+        self.evictions += 1;
+        let v = &mut self.blocks[victim as usize];
+        v.state = State::Absent;
+        Some(std::mem::replace(&mut v.slot, NO_SLOT))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use proptest::prelude::*;
+
+    use super::testing::index;
+    use super::*;
+
+    fn store(budget: u64) -> Store {
+        let index = index(2, 8, 2, &[1024, 1024, 2048]);
+        let (floor, _) = Plan::bounds(&index, 512);
+        let plan = Plan::new(&index, 512, floor + budget).unwrap();
+        let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
+        Store::new(plan, policy)
+    }
+
+    #[test]
+    fn what_is_pinned_or_loading_is_never_evicted() {
+        let mut s = store(0);
+        let slots = s.plan().classes[0].slots;
+        for b in 0..slots {
+            assert_eq!(s.acquire(b), Acquired::Reserved);
+        }
+        assert_eq!(s.acquire(slots), Acquired::Full, "all are loading");
+        for b in 0..slots {
+            s.filled(b);
+            s.pin(b);
+        }
+        assert_eq!(s.acquire(slots), Acquired::Full, "all are pinned");
+        s.unpin(3);
+        assert_eq!(s.acquire(slots), Acquired::Reserved);
+        assert_eq!(s.state(3), State::Absent);
+    }
+
+    #[test]
+    fn a_failed_read_frees_its_slot_and_is_reported_once() {
+        let mut s = store(0);
+        assert_eq!(s.acquire(0), Acquired::Reserved);
+        s.failed(0);
+        assert_eq!(s.acquire(0), Acquired::Failed);
+        s.forgive(0);
+        assert_eq!(s.acquire(0), Acquired::Reserved);
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Op {
+        Acquire(u32),
+        Finish(usize, bool),
+        Pin(u32),
+        Unpin(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (0..48u32).prop_map(Op::Acquire),
+            4 => (any::<usize>(), any::<bool>()).prop_map(|(i, ok)| Op::Finish(i, ok)),
+            1 => (0..48u32).prop_map(Op::Pin),
+            1 => any::<usize>().prop_map(Op::Unpin),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn slots_are_never_shared_nor_outside_the_budget(ops in proptest::collection::vec(op(), 1..400), spare in 0..30_000u64) {
+            let mut s = store(spare);
+            let budget = s.plan().bytes();
+            let (mut loading, mut pinned) = (Vec::new(), Vec::new());
+            for op in ops {
+                match op {
+                    Op::Acquire(b) => match s.acquire(b) {
+                        Acquired::Reserved => loading.push(b),
+                        Acquired::Failed => s.forgive(b),
+                        _ => {}
+                    },
+                    Op::Finish(i, ok) if !loading.is_empty() => {
+                        let b = loading.swap_remove(i % loading.len());
+                        if ok { s.filled(b) } else if !pinned.contains(&b) { s.failed(b) } else { loading.push(b) }
+                    }
+                    Op::Pin(b) if matches!(s.state(b), State::Ready | State::Loading) => {
+                        s.pin(b);
+                        pinned.push(b);
+                    }
+                    Op::Unpin(i) if !pinned.is_empty() => {
+                        let b = pinned.swap_remove(i % pinned.len());
+                        s.unpin(b);
+                    }
+                    _ => {}
+                }
+                let mut seen = HashSet::new();
+                let mut by_slot = HashMap::new();
+                for b in 0..s.plan().n_blocks {
+                    if matches!(s.state(b), State::Ready | State::Loading) {
+                        let size = s.plan().classes[usize::from(s.class_of[b as usize])].slot_bytes;
+                        let at = s.slot_offset(b);
+                        prop_assert!(at + size <= budget);
+                        prop_assert!(seen.insert(at), "slot at {at} has two blocks");
+                        by_slot.insert(at, size);
+                    }
+                }
+                prop_assert!(by_slot.values().sum::<u64>() <= budget);
+                prop_assert!(pinned.iter().all(|&b| matches!(s.state(b), State::Ready | State::Loading)));
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! How a budget is cut into slots.
+
+use crate::error::{Error, Result};
+use crate::index::Index;
+
+use super::BlockId;
+
+/// Slot sizes within this ratio share a class: a few bytes lost per slot for one pool less.
+const CLASS_RATIO: f64 = 0.97;
+
+/// Slots of one size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Class {
+    /// Bytes of a slot, a multiple of the alignment.
+    pub slot_bytes: u64,
+    /// How many slots there are.
+    pub slots: u32,
+    /// How many blocks compete for them.
+    pub blocks: u32,
+    /// Where the first slot begins in the arena.
+    pub offset: u64,
+    /// The number of the first slot, over all classes.
+    pub first_slot: u32,
+    /// The slots that one token needs.
+    floor: u32,
+}
+
+/// Where a tensor's blocks are numbered and kept. Block `first_block + e` is expert `e` of the tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorPlan {
+    /// The block of expert 0.
+    pub first_block: BlockId,
+    /// Index into [`Plan::classes`].
+    pub class: usize,
+}
+
+/// What to read for a block: the aligned range of the file, and where the expert begins in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Where to read, in bytes; a multiple of the alignment.
+    pub offset: u64,
+    /// How much, a multiple of the alignment.
+    pub len: u64,
+    /// The expert's first byte within the range.
+    pub head: u64,
+    /// Bytes from the range's start that must arrive.
+    pub need: u64,
+}
+
+/// The layout of a store: classes of slots, cut from one budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Alignment of reads and slots, in bytes.
+    pub align: u64,
+    /// The classes, smallest slots first.
+    pub classes: Vec<Class>,
+    /// Per tensor of the index.
+    pub tensors: Vec<TensorPlan>,
+    /// Blocks over all tensors.
+    pub n_blocks: u32,
+}
+
+/// The aligned range that covers `bytes` bytes at `offset`.
+pub fn extent(offset: u64, bytes: u64, align: u64) -> Extent {
+    let start = offset / align * align;
+    let head = offset - start;
+    let need = head + bytes;
+    Extent { offset: start, len: need.div_ceil(align) * align, head, need }
+}
+
+impl Plan {
+    /// The smallest and the largest budget that make sense for `index`, in bytes: one token's experts, and all.
+    pub fn bounds(index: &Index, align: u64) -> (u64, u64) {
+        let plan = Self::classes_of(index, align);
+        let sum = |n: fn(&Class) -> u32| plan.classes.iter().map(|c| c.slot_bytes * u64::from(n(c))).sum();
+        (sum(|c| c.floor), sum(|c| c.blocks))
+    }
+
+    /// Cuts `budget` bytes into slots. Each class gets what one token needs; the rest is shared in proportion to what
+    /// each class lacks, so that every tensor has the same part of its experts resident.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] when the budget is below the floor; [`Error::Invalid`] for a model without experts.
+    pub fn new(index: &Index, align: u64, budget: u64) -> Result<Self> {
+        let (floor, all) = Self::bounds(index, align);
+        if all == 0 {
+            return Err(Error::Invalid("the model has no routed experts to stream".into()));
+        }
+        if budget < floor {
+            return Err(Error::Budget { budget_mib: budget >> 20, floor_mib: floor.div_ceil(1 << 20) });
+        }
+        let mut plan = Self::classes_of(index, align);
+        let spare = (budget - floor).min(all - floor);
+        let lacking = all - floor;
+        let mut left = spare;
+        for class in &mut plan.classes {
+            let lack = u64::from(class.blocks - class.floor) * class.slot_bytes;
+            let share = if lacking == 0 { 0 } else { u128::from(spare) * u128::from(lack) / u128::from(lacking) };
+            let more = (share as u64 / class.slot_bytes).min(u64::from(class.blocks - class.floor)) as u32;
+            class.slots = class.floor + more;
+            left -= u64::from(more) * class.slot_bytes;
+        }
+        // what rounding left over
+        for class in plan.classes.iter_mut().rev() {
+            let more = (left / class.slot_bytes).min(u64::from(class.blocks - class.slots)) as u32;
+            class.slots += more;
+            left -= u64::from(more) * class.slot_bytes;
+        }
+        let (mut offset, mut slot) = (0, 0);
+        for class in &mut plan.classes {
+            (class.offset, class.first_slot) = (offset, slot);
+            offset += u64::from(class.slots) * class.slot_bytes;
+            slot += class.slots;
+        }
+        Ok(plan)
+    }
+
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.classes.iter().map(|c| c.slot_bytes * u64::from(c.slots)).sum()
+    }
+
+    fn classes_of(index: &Index, align: u64) -> Self {
+        let slot_bytes: Vec<u64> = index
+            .tensors
+            .iter()
+            .map(|t| {
+                let of = |e: u64| extent(t.offset + e * t.expert_bytes, t.expert_bytes, align).len;
+                (0..t.ne[2]).map(of).max().unwrap_or(align)
+            })
+            .collect();
+        let mut sizes = slot_bytes.clone();
+        sizes.sort_unstable();
+        sizes.dedup();
+        // from the largest down: a class takes every size that wastes little in its slots
+        let mut classes: Vec<Class> = Vec::new();
+        for &size in sizes.iter().rev() {
+            if classes.last().is_none_or(|c| (size as f64) < CLASS_RATIO * c.slot_bytes as f64) {
+                classes.push(Class { slot_bytes: size, slots: 0, blocks: 0, offset: 0, first_slot: 0, floor: 0 });
+            }
+        }
+        classes.reverse();
+        let mut n_blocks = 0;
+        let mut tensors = Vec::with_capacity(index.tensors.len());
+        for (t, bytes) in index.tensors.iter().zip(slot_bytes) {
+            let class = classes.partition_point(|c| c.slot_bytes < bytes);
+            tensors.push(TensorPlan { first_block: n_blocks, class });
+            classes[class].blocks += t.n_expert();
+            classes[class].floor += index.n_expert_used.clamp(1, t.n_expert());
+            n_blocks += t.n_expert();
+        }
+        Self { align, classes, tensors, n_blocks }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::testing::index;
+    use super::*;
+
+    #[test]
+    fn an_extent_covers_the_expert_and_is_aligned() {
+        assert_eq!(extent(4096, 4096, 4096), Extent { offset: 4096, len: 4096, head: 0, need: 4096 });
+        assert_eq!(extent(4100, 4096, 4096), Extent { offset: 4096, len: 8192, head: 4, need: 4100 });
+        assert_eq!(extent(8191, 1, 4096), Extent { offset: 4096, len: 4096, head: 4095, need: 4096 });
+    }
+
+    #[test]
+    fn the_budget_is_never_exceeded_and_never_below_the_floor() {
+        let index = index(4, 16, 2, &[1000, 1000, 3000]);
+        let (floor, all) = Plan::bounds(&index, 512);
+        assert!(matches!(Plan::new(&index, 512, floor - 1), Err(Error::Budget { .. })));
+        for budget in (floor..all + 5000).step_by(777) {
+            let plan = Plan::new(&index, 512, budget).unwrap();
+            assert!(plan.bytes() <= budget, "{} > {budget}", plan.bytes());
+            assert!(plan.classes.iter().all(|c| c.slots >= c.floor && c.slots <= c.blocks));
+        }
+        assert_eq!(Plan::new(&index, 512, all).unwrap().bytes(), all);
+        assert_eq!(Plan::new(&index, 512, u64::MAX).unwrap().bytes(), all);
+    }
+
+    #[test]
+    fn classes_share_in_proportion() {
+        let index = index(10, 100, 4, &[4096, 4096, 8192]);
+        let (floor, all) = Plan::bounds(&index, 4096);
+        let plan = Plan::new(&index, 4096, (floor + all) / 2).unwrap();
+        let part: Vec<f64> = plan.classes.iter().map(|c| f64::from(c.slots) / f64::from(c.blocks)).collect();
+        assert_eq!(part.len(), 2);
+        assert!((part[0] - part[1]).abs() < 0.01, "{part:?}");
+    }
+
+    #[test]
+    fn nearly_equal_sizes_share_a_class() {
+        let index = index(2, 4, 1, &[100_000, 101_000, 200_000]);
+        assert_eq!(Plan::new(&index, 512, u64::MAX).unwrap().classes.len(), 2);
+    }
+}
