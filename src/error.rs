@@ -75,8 +75,8 @@ pub enum Error {
         /// How many there are.
         n_expert: u32,
     },
-    /// The input of an expert layer holds a value that is not a number.
-    #[error("{tensor}: the input of the experts is not a number (NaN); the weights or the context are corrupt")]
+    /// The input of an expert layer holds a value that is not finite.
+    #[error("{tensor}: the input of the experts has a value that is not finite (NaN or infinite); the weights or the context are corrupt")]
     NotANumber {
         /// The GGUF tensor.
         tensor: String,

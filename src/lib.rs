@@ -17,8 +17,15 @@
 //! Invariant: a failed or short read ends in an error, never in a wrong value.
 
 pub mod error;
+pub mod ffi;
 pub mod index;
 pub mod io;
+pub mod memory;
+pub mod model;
+pub mod options;
+pub mod sched;
+pub mod stats;
 pub mod store;
+pub mod sync;
 
 pub use error::{Error, Result};

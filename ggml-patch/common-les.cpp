@@ -1,0 +1,79 @@
+#include "common-les.h"
+
+#include "ggml-les.h"
+#include "log.h"
+
+#include <cstring>
+#include <stdexcept>
+
+struct les_flag {
+    const char * flag;
+    const char * option;
+    const char * hint;
+    const char * env;
+    const char * help;
+};
+
+static const les_flag les_flags[] = {
+    { "--les", "mode", "{off,auto,on}", "LLAMA_ARG_LES",
+      "stream the experts of a Mixture-of-Experts model from its file: auto streams when they do not fit in memory (default: auto)" },
+    { "--les-cache", "cache", "N", "LLAMA_ARG_LES_CACHE",
+      "memory for the experts that stream: MiB, or a size such as 3G, or 40% of the experts, or min (default: what is left)" },
+    { "--les-io", "io", "{auto,uring,pread}", "LLAMA_ARG_LES_IO",
+      "how the experts are read (default: auto)" },
+    { "--les-io-depth", "io-depth", "N", "LLAMA_ARG_LES_IO_DEPTH",
+      "how many reads are in flight at most (default: 0, chosen by the engine)" },
+    { "--les-stats", "stats", "FILE", "LLAMA_ARG_LES_STATS",
+      "write the counters of streaming to FILE as JSON when the model is freed" },
+};
+
+static void les_set(const char * option, const std::string & value) {
+    char err[512] = "";
+    if (!ggml_les_set_option(option, value.c_str(), err, sizeof(err))) {
+        throw std::invalid_argument(err);
+    }
+}
+
+// a handler is a plain function: the template parameter tells it which flag it serves
+template <size_t I>
+static void les_handle(common_params &, const std::string & value) {
+    les_set(les_flags[I].option, value);
+}
+
+template <size_t I>
+static common_arg les_arg() {
+    const les_flag & f = les_flags[I];
+    return common_arg({ f.flag }, f.hint, f.help, les_handle<I>).set_env(f.env);
+}
+
+std::vector<common_arg> common_les_args() {
+    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>() };
+}
+
+bool common_les_parse(int argc, char ** argv, int & i) {
+    for (const les_flag & f : les_flags) {
+        if (strcmp(argv[i], f.flag) == 0) {
+            if (i + 1 >= argc) {
+                throw std::invalid_argument(std::string(f.flag) + " needs a value");
+            }
+            les_set(f.option, argv[++i]);
+            return true;
+        }
+    }
+    return false;
+}
+
+void common_les_announce() {
+    char text[1024] = "";
+    ggml_les_take_message(text, sizeof(text));
+    if (*text) {
+        LOG_INF("les: %s\n", text);
+    }
+}
+
+void common_les_report() {
+    char text[1024] = "";
+    for (int i = 0; ggml_les_summary(i, text, sizeof(text)); i++) {
+        LOG_INF("les: %s\n", text);
+    }
+}

@@ -1,0 +1,18 @@
+#pragma once
+
+// What the tools share: flags, the line that says what was decided, the line that sums up.
+
+#include "arg.h"
+
+#include <vector>
+
+std::vector<common_arg> common_les_args();
+
+// the flags of a program with a parser of its own: true when argv[i] was one; i is moved past its value
+// throws std::invalid_argument
+bool common_les_parse(int argc, char ** argv, int & i);
+
+// prints what was decided about the model that was loaded last
+void common_les_announce();
+// prints a summary of each model that streams
+void common_les_report();

@@ -1,0 +1,383 @@
+#include "ggml-les.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include "les.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cinttypes>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+// a tensor's place in the model that it belongs to, kept in tensor->extra
+struct les_tensor {
+    ggml_les_model * model;
+    uint32_t         number;
+};
+
+struct ggml_les_model {
+    les_model *            handle = nullptr;
+    std::string            name;       // file name, for reports
+    std::string            stats_path; // written when the model is freed
+    std::atomic<int>       n_refs { 1 };
+    bool                   streams = false;
+    std::deque<les_tensor> tensors;    // addresses are kept by tensors
+};
+
+namespace {
+
+struct les_options {
+    std::map<std::string, std::string> values;
+
+    // the value set by the program, else the environment's, else the default
+    std::string get(const std::string & name) const {
+        const auto it = values.find(name);
+        if (it != values.end()) {
+            return it->second;
+        }
+        std::string env = name == "mode" ? "LLAMA_ARG_LES" : "LLAMA_ARG_LES_" + name;
+        for (char & c : env) {
+            c = c == '-' ? '_' : (char) toupper((unsigned char) c);
+        }
+        const char * value = getenv(env.c_str());
+        return value ? value : "";
+    }
+};
+
+struct les_state {
+    std::mutex                    mutex;
+    les_options                   options;
+    std::vector<ggml_les_model *> live; // that stream
+    std::string                   message;
+    ggml_backend_buffer_type_t    buft = nullptr;
+};
+
+les_state & state() {
+    // never destroyed: models may be freed by static destructors
+    static les_state * state = new les_state();
+    return *state;
+}
+
+thread_local ggml_les_model * load_model       = nullptr;
+thread_local size_t           load_cache_bytes = 0;
+
+void copy_text(char * buf, size_t len, const std::string & text) {
+    if (buf && len > 0) {
+        const size_t n = std::min(text.size(), len - 1);
+        memcpy(buf, text.data(), n);
+        buf[n] = 0;
+    }
+}
+
+std::string last_error(const ggml_les_model * model) {
+    char buf[1024] = "";
+    les_model_last_error(model->handle, buf, sizeof(buf));
+    return buf;
+}
+
+std::string base_name(const std::string & path) {
+    const size_t slash = path.find_last_of("/\\");
+    return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+std::string summary(const ggml_les_model * model) {
+    les_stats s;
+    s.struct_size = sizeof(s);
+    if (les_model_stats(model->handle, &s) != LES_OK) {
+        return model->name + ": no expert was used";
+    }
+    const les_phase & p = s.decode.tokens > 0 ? s.decode : s.prompt;
+    const double tokens = std::max<double>(p.tokens, 1);
+    std::string speed;
+    char buf[512];
+    if (s.decode_steps > 0) {
+        snprintf(buf, sizeof(buf), "%.2f tok/s, ", 1e9 * s.decode_steps / std::max<uint64_t>(s.decode_ns, 1));
+        speed = buf;
+    }
+    snprintf(buf, sizeof(buf),
+        "%s: %s%.1f%% of experts in cache, %.2f MiB read per token, waited %.2f ms per token (%s), "
+        "cache %.0f MiB, peak memory %.0f MiB",
+        model->name.c_str(), speed.c_str(), 100.0 * p.hits / std::max<uint64_t>(p.requests, 1),
+        p.bytes_read / tokens / 1048576.0, p.wait_ns / tokens / 1e6,
+        s.decode.tokens > 0 ? "generation" : "prompt", s.cache_bytes / 1048576.0, s.peak_rss_bytes / 1048576.0);
+    return buf;
+}
+
+void retain(ggml_les_model * model) {
+    model->n_refs.fetch_add(1);
+}
+
+} // namespace
+
+// options
+
+bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len) {
+    les_params params;
+    les_params_default(&params);
+    char * end = nullptr;
+    const long depth = strcmp(name, "io-depth") == 0 ? strtol(value, &end, 10) : 0;
+    if (end && (*value == 0 || *end != 0 || depth < 0 || depth > UINT16_MAX)) {
+        copy_text(err, err_len, std::string("--les-io-depth takes a number, not \"") + value + "\"");
+        return false;
+    }
+    if (strcmp(name, "mode")  == 0) { params.mode  = value; }
+    if (strcmp(name, "cache") == 0) { params.cache = value; }
+    if (strcmp(name, "io")    == 0) { params.io    = value; }
+    params.io_depth = depth;
+    if (les_params_check(&params, err, err_len) != LES_OK) {
+        return false;
+    }
+    std::lock_guard<std::mutex> lock(state().mutex);
+    state().options.values[name] = value;
+    return true;
+}
+
+// loading
+
+ggml_les_load::ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc) : dry(no_alloc) {
+    load_cache_bytes = 0;
+
+    std::string mode, cache, io, depth, stats;
+    {
+        std::lock_guard<std::mutex> lock(state().mutex);
+        const les_options & options = state().options;
+        mode  = options.get("mode");
+        // the budget is for the model that came first
+        cache = state().live.empty() ? options.get("cache") : "";
+        io    = options.get("io");
+        depth = options.get("io-depth");
+        stats = state().live.empty() ? options.get("stats") : "";
+        if (!dry) {
+            state().message.clear();
+        }
+    }
+    if (mode == "off" || fname.empty()) {
+        return;
+    }
+
+    char text[1024] = "";
+    les_model * handle = nullptr;
+    std::vector<const char *> paths;
+    for (const auto & split : splits) {
+        paths.push_back(split.c_str());
+    }
+    const int status = paths.empty()
+        ? les_model_open(fname.c_str(), &handle, text, sizeof(text))
+        : les_model_open_shards(paths.data(), paths.size(), &handle, text, sizeof(text));
+    if (status != LES_OK) {
+        if (mode == "on") {
+            throw std::runtime_error(std::string("les: ") + text);
+        }
+        GGML_LOG_DEBUG("les: %s\n", text); // llama.cpp will say what is wrong with the file, if anything is
+        return;
+    }
+
+    model = new ggml_les_model();
+    model->handle     = handle;
+    model->name       = base_name(fname);
+    model->stats_path = stats;
+
+    les_params params;
+    les_params_default(&params);
+    params.mode     = mode.c_str();
+    params.cache    = cache.c_str();
+    params.io       = io.c_str();
+    params.io_depth = (uint32_t) strtoul(depth.c_str(), nullptr, 10);
+    int32_t  streams = 0;
+    uint64_t budget  = 0;
+    if (les_model_decide(handle, &params, &streams, &budget, text, sizeof(text)) != LES_OK) {
+        ggml_les_model_release(model);
+        throw std::runtime_error(std::string("les: ") + text);
+    }
+    model->streams = streams != 0;
+    if (model->streams) {
+        load_model       = model;
+        load_cache_bytes = budget;
+    }
+    if (!dry) {
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().message = text;
+        if (*text) {
+            GGML_LOG_INFO("les: %s\n", text);
+        }
+        if (model->streams) {
+            state().live.push_back(model);
+        }
+    }
+}
+
+ggml_les_load::~ggml_les_load() {
+    load_model = nullptr;
+    if (model) {
+        ggml_les_model_release(model);
+    }
+}
+
+bool ggml_les_load::streams() const {
+    return model && model->streams;
+}
+
+void ggml_les_load::done() {
+    if (!streams() || dry) {
+        return;
+    }
+    if (model->tensors.empty()) {
+        throw std::runtime_error("les: none of the experts was left to the CPU, so that none can stream; use --les off, or --cpu-moe");
+    }
+    les_model_forget_cached(model->handle);
+    char text[1024] = "";
+    les_model_notice(model->handle, text, sizeof(text));
+    if (*text) {
+        GGML_LOG_WARN("les: %s\n", text);
+    }
+}
+
+int ggml_les_load_find(const char * name) {
+    uint32_t number = 0;
+    if (!load_model || les_model_find(load_model->handle, name, &number) != LES_OK) {
+        return -1;
+    }
+    return (int) number;
+}
+
+bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
+    if (!load_model || !tensor->buffer || tensor->buffer->buft != state().buft) {
+        return false;
+    }
+    const int number = ggml_les_load_find(tensor->name);
+    les_tensor_info info;
+    info.struct_size = sizeof(info);
+    const bool same = number >= 0 && les_model_tensor(load_model->handle, number, &info) == LES_OK &&
+        info.file == (uint32_t) file && info.offset == offset && info.expert_bytes == tensor->nb[2] &&
+        info.n_expert == tensor->ne[2] && info.ggml_type == (uint32_t) tensor->type;
+    if (!same) {
+        throw std::runtime_error(std::string("les: ") + tensor->name + " is not where the index says; load with --les off");
+    }
+    load_model->tensors.push_back({ load_model, (uint32_t) number });
+    tensor->extra = &load_model->tensors.back();
+    return true;
+}
+
+ggml_backend_buffer_type_t ggml_les_load_buffer_type(void) {
+    return load_model ? state().buft : nullptr;
+}
+
+size_t ggml_les_cache_bytes(void) {
+    return load_cache_bytes;
+}
+
+void ggml_les_set_buffer_type(ggml_backend_buffer_type_t buft) {
+    state().buft = buft;
+}
+
+struct ggml_les_model * ggml_les_model_of_load(void) {
+    if (load_model) {
+        retain(load_model);
+    }
+    return load_model;
+}
+
+void ggml_les_model_release(struct ggml_les_model * model) {
+    if (!model || model->n_refs.fetch_sub(1) != 1) {
+        return;
+    }
+    {
+        std::lock_guard<std::mutex> lock(state().mutex);
+        auto & live = state().live;
+        live.erase(std::remove(live.begin(), live.end(), model), live.end());
+    }
+    if (!model->stats_path.empty()) {
+        const int status = les_model_stats_write(model->handle, model->stats_path.c_str());
+        if (status != LES_OK && status != LES_ERR_NOT_FOUND) {
+            GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+        }
+    }
+    les_model_free(model->handle);
+    delete model;
+}
+
+// computing
+
+bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+    const ggml_tensor * ids  = dst->src[2];
+    const les_tensor * tensor = (const les_tensor *) src0->extra;
+
+    // rows that do not follow each other at one distance are not checked
+    const bool rows = src1->type == GGML_TYPE_F32 && src1->nb[0] == sizeof(float) &&
+        (src1->ne[1] == 1 || src1->ne[2] == 1 || src1->nb[2] == src1->nb[1]*src1->ne[1]);
+
+    les_op op = {};
+    op.struct_size  = sizeof(op);
+    op.ids          = ids->data;
+    op.ids_stride   = ids->nb[1];
+    op.n_used       = ids->ne[0];
+    op.n_tokens     = ids->ne[1];
+    op.input        = rows ? src1->data : nullptr;
+    op.input_stride = src1->ne[1] == 1 ? src1->nb[2] : src1->nb[1];
+    op.n_input      = src1->ne[0];
+    op.n_rows       = src1->ne[1]*src1->ne[2];
+    op.tensor       = tensor->number;
+    op.n_walkers    = n_threads;
+
+    les_ticket * ticket = nullptr;
+    if (les_ticket_open(tensor->model->handle, &op, &ticket) != LES_OK) {
+        GGML_LOG_ERROR("les: %s\n", last_error(tensor->model).c_str());
+    }
+    dst->extra = ticket;
+    return ticket != nullptr;
+}
+
+void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor * dst) {
+    walk->dst        = *dst;
+    walk->src0       = *dst->src[0];
+    walk->dst.src[0] = &walk->src0;
+    walk->ticket     = dst->extra;
+    walk->position   = 0;
+    walk->failed     = walk->ticket == nullptr;
+}
+
+int ggml_les_walk_next(struct ggml_les_walk * walk) {
+    if (!walk->ticket) {
+        return -1;
+    }
+    uint32_t     expert = 0;
+    const void * data   = nullptr;
+    const int status = les_ticket_next((les_ticket *) walk->ticket, walk->position++, &expert, &data);
+    if (status != LES_OK) {
+        walk->failed = status != LES_END;
+        walk->ticket = nullptr; // this thread has left
+        return -1;
+    }
+    walk->src0.data = (char *) data - expert*walk->src0.nb[2];
+    return (int) expert;
+}
+
+// reports
+
+void ggml_les_take_message(char * buf, size_t len) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    copy_text(buf, len, state().message);
+    state().message.clear();
+}
+
+bool ggml_les_active(void) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    return !state().live.empty();
+}
+
+bool ggml_les_summary(int i, char * buf, size_t len) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    if (i < 0 || (size_t) i >= state().live.size()) {
+        return false;
+    }
+    copy_text(buf, len, summary(state().live[i]));
+    return true;
+}

@@ -1,0 +1,92 @@
+#pragma once
+
+// The seam between llama.cpp and ggml-les. Everything here may be called whether or not a model streams; nothing here
+// knows how streaming works: that is les.h's.
+
+#include "ggml.h"
+#include "ggml-backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// options: hold for the models that are loaded from now on. A program that sets none gets the environment's
+// (LLAMA_ARG_LES, LLAMA_ARG_LES_CACHE, ...). While a model streams, the next ones are given what memory is left
+
+// set one option by the name of its flag without "les-": "mode", "cache", "io", "io-depth", "stats"
+// returns false and fills err when the value makes no sense
+GGML_API bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len);
+
+// reports
+
+// what was decided about the model that was loaded last, for the user, once: empty afterwards
+GGML_API void ggml_les_take_message(char * buf, size_t len);
+// whether a model streams
+GGML_API bool ggml_les_active(void);
+// one line about each model that streams; returns false when i is past the last one
+GGML_API bool ggml_les_summary(int i, char * buf, size_t len);
+// memory that the experts of the model that this thread loaded last will take (also for a load without allocation)
+GGML_API size_t ggml_les_cache_bytes(void);
+
+// loading: the model loader's calls
+
+// the number of a tensor of the model that this thread is loading, or -1 when it does not stream
+GGML_API int ggml_les_load_find(const char * name);
+// true when the tensor streams: the loader must not load it. Aborts the load by an exception when file and offset are
+// not what the index says
+GGML_API bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset);
+// the buffer type of tensors that stream; NULL when the CPU backend has none, or this thread loads no model that streams
+GGML_API ggml_backend_buffer_type_t ggml_les_load_buffer_type(void);
+
+// computing: the CPU backend's calls
+
+// called by the CPU backend when it is registered
+GGML_API void ggml_les_set_buffer_type(ggml_backend_buffer_type_t buft);
+
+// a buffer for tensors that stream takes address space and no memory; it keeps the model open
+struct ggml_les_model;
+GGML_API struct ggml_les_model * ggml_les_model_of_load(void); // NULL outside of a load; the caller releases it
+GGML_API void ggml_les_model_release(struct ggml_les_model * model);
+
+// one thread's walk over the experts of one operation
+struct ggml_les_walk {
+    struct ggml_tensor dst;  // shadows of the operation's tensors, so that kernels that compute an expert's address
+    struct ggml_tensor src0; // from src0->data find it in its slot
+    void *   ticket;
+    uint32_t position;
+    bool     failed;
+};
+
+// opens the operation dst = mul_mat_id(src0, src1, ids) for n_threads walkers; one thread, before a barrier
+// returns false when that failed
+GGML_API bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads);
+// every thread, after the barrier
+GGML_API void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor * dst);
+// the next expert, with its address in walk->src0; -1 at the end or when a read failed (then walk->failed)
+GGML_API int  ggml_les_walk_next(struct ggml_les_walk * walk);
+
+#ifdef __cplusplus
+}
+
+#include <string>
+#include <vector>
+
+// one load of a model on this thread: decides whether its experts stream. Throws std::runtime_error
+struct GGML_API ggml_les_load {
+    // splits: the shards when their names do not follow the naming scheme
+    // no_alloc: only sizes are wanted
+    ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc);
+    ~ggml_les_load();
+
+    ggml_les_load(const ggml_les_load &) = delete;
+    ggml_les_load & operator=(const ggml_les_load &) = delete;
+
+    bool streams() const;
+    // the weights are loaded
+    void done();
+
+private:
+    ggml_les_model * model = nullptr;
+    bool dry = false;
+};
+#endif

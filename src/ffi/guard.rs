@@ -1,0 +1,131 @@
+//! What every export goes through: panics become a status, C's pointers become Rust's values.
+
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::status::{LES_ERR_INVALID, LES_ERR_NULL, LES_ERR_PANIC, LES_ERR_STRUCT_SIZE, LES_OK, LesStatus};
+
+/// Runs the body of an export. An `Err` is the status to answer.
+pub fn guard(body: impl FnOnce() -> Result<LesStatus, LesStatus>) -> LesStatus {
+    // The state behind a handle is protected by locks that do not poison and is consistent between their holders.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(status) | Err(status)) => status,
+        Err(_) => LES_ERR_PANIC,
+    }
+}
+
+/// The string at `text`.
+///
+/// # Safety
+/// `text` is NULL or points to a string that ends with NUL.
+pub unsafe fn string<'a>(text: *const c_char) -> Result<&'a str, LesStatus> {
+    if text.is_null() {
+        return Err(LES_ERR_NULL);
+    }
+    // SAFETY: not NULL, and the caller vouches for the rest.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| LES_ERR_INVALID)
+}
+
+/// The string at `text`; the empty string for NULL.
+///
+/// # Safety
+/// As [`string`].
+pub unsafe fn string_or_empty<'a>(text: *const c_char) -> Result<&'a str, LesStatus> {
+    if text.is_null() {
+        return Ok("");
+    }
+    // SAFETY: passed on.
+    unsafe { string(text) }
+}
+
+/// Writes `value` to `out`.
+///
+/// # Safety
+/// `out` is NULL or valid for writing one `T`.
+pub unsafe fn put<T>(out: *mut T, value: T) -> Result<(), LesStatus> {
+    if out.is_null() {
+        return Err(LES_ERR_NULL);
+    }
+    // SAFETY: not NULL, and the caller vouches for the rest.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Copies `text` with its NUL into the caller's buffer, cut to what fits. A NULL or empty buffer gets nothing.
+///
+/// # Safety
+/// `buf` is NULL or valid for writing `len` bytes.
+pub unsafe fn put_text(buf: *mut c_char, len: usize, text: &str) {
+    if buf.is_null() || len == 0 {
+        return;
+    }
+    let mut n = text.len().min(len - 1);
+    while !text.is_char_boundary(n) {
+        n -= 1;
+    }
+    // SAFETY: the source has n bytes, the target has len > n; they do not overlap, as one is Rust's.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast::<u8>(), n) };
+    // SAFETY: n < len.
+    let end = unsafe { buf.add(n) };
+    // SAFETY: within the buffer.
+    unsafe { end.write(0) };
+}
+
+/// A struct that C passes by pointer and that may grow: it starts with its own size.
+///
+/// # Safety
+/// `#[repr(C)]`, first field `struct_size: usize`, and any bytes are a valid value.
+pub unsafe trait Sized1 {
+    /// The size of the first version.
+    const LEAST: usize;
+}
+
+/// Reads the struct at `from`, whatever version the caller was compiled with: what it lacks keeps `default`'s value.
+///
+/// # Safety
+/// `from` is NULL or points to a struct that begins with its true size.
+pub unsafe fn sized<T: Sized1>(from: *const T, mut default: T) -> Result<T, LesStatus> {
+    if from.is_null() {
+        return Err(LES_ERR_NULL);
+    }
+    // SAFETY: every version begins with its size.
+    let size = unsafe { from.cast::<usize>().read() };
+    if size < T::LEAST || size > 1 << 16 {
+        return Err(LES_ERR_STRUCT_SIZE);
+    }
+    let n = size.min(size_of::<T>());
+    let to = (&raw mut default).cast::<u8>();
+    // SAFETY: both have at least n bytes, they do not overlap, and any bytes make a valid T.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to, n) };
+    Ok(default)
+}
+
+/// Writes `value` to a struct whose caller may have been compiled with another version: only what it knows, and its
+/// `struct_size` stays.
+///
+/// # Safety
+/// `to` is NULL or points to a writable struct that begins with its true size.
+pub unsafe fn put_sized<T: Sized1>(to: *mut T, value: T) -> Result<(), LesStatus> {
+    if to.is_null() {
+        return Err(LES_ERR_NULL);
+    }
+    // SAFETY: every version begins with its size.
+    let size = unsafe { to.cast::<usize>().read() };
+    if size < T::LEAST || size > 1 << 16 {
+        return Err(LES_ERR_STRUCT_SIZE);
+    }
+    let skip = size_of::<usize>();
+    let n = size.min(size_of::<T>()) - skip;
+    // SAFETY: the first field is within the struct.
+    let from = unsafe { (&raw const value).cast::<u8>().add(skip) };
+    // SAFETY: as above; the caller's struct has at least LEAST bytes.
+    let to = unsafe { to.cast::<u8>().add(skip) };
+    // SAFETY: both have n more bytes and do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, n) };
+    Ok(())
+}
+
+/// Turns "it worked" into a status.
+pub fn ok<E>(result: Result<(), E>) -> Result<LesStatus, E> {
+    result.map(|()| LES_OK)
+}

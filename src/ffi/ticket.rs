@@ -1,0 +1,196 @@
+//! Tickets: the experts of one operation.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::model::Model;
+use crate::sched::{Request, Step, Ticket};
+
+use super::guard::{Sized1, guard, ok, put, sized};
+use super::handle::Handles;
+use super::model::{LesModel, model};
+use super::status::{LES_END, LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NULL, LES_OK, LesStatus};
+
+/// The experts of one operation, to be walked by every thread that computes it. Never dereferenced.
+#[repr(C)]
+pub struct LesTicket {
+    _opaque: [u8; 0],
+}
+
+struct Open {
+    model: Arc<Model>,
+    ticket: Ticket,
+}
+
+static TICKETS: Handles<Open> = Handles::new();
+
+/// One operation: what the router picked, for one tensor of experts.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct LesOp {
+    /// `sizeof(struct les_op)`.
+    pub struct_size: usize,
+    /// The router's picks: expert `i` of token `t` is the `int32_t` at `ids + t * ids_stride + i * 4`.
+    pub ids: *const c_void,
+    /// Bytes from one token's picks to the next's.
+    pub ids_stride: usize,
+    /// Picks per token.
+    pub n_used: u32,
+    /// Tokens.
+    pub n_tokens: u32,
+    /// What the experts are applied to, checked to be finite: row `r` begins at `input + r * input_stride` and has
+    /// `n_input` floats. NULL: not checked.
+    pub input: *const c_void,
+    /// Bytes from one row to the next.
+    pub input_stride: usize,
+    /// Floats per row.
+    pub n_input: u32,
+    /// Rows.
+    pub n_rows: u32,
+    /// The tensor's number, from `les_model_find`.
+    pub tensor: u32,
+    /// How many threads will walk the ticket.
+    pub n_walkers: u32,
+}
+
+// SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
+// vouches for what they point to).
+unsafe impl Sized1 for LesOp {
+    const LEAST: usize = size_of::<Self>();
+}
+
+const NO_OP: LesOp = LesOp {
+    struct_size: 0,
+    ids: std::ptr::null(),
+    ids_stride: 0,
+    n_used: 0,
+    n_tokens: 0,
+    input: std::ptr::null(),
+    input_stride: 0,
+    n_input: 0,
+    n_rows: 0,
+    tensor: 0,
+    n_walkers: 0,
+};
+
+/// Opens a ticket: starts the reads that the operation needs, and those that its layer will need next. The ids and the
+/// input are not used after the call. Any thread; one ticket per operation.
+///
+/// # Safety
+/// `op` is NULL or begins with its size; `op->ids` and `op->input` are NULL or readable as described there; `out` is
+/// NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_ticket_open(
+    handle: *const LesModel,
+    op: *const LesOp,
+    out: *mut *mut LesTicket,
+) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        // SAFETY: the caller vouches for `op`.
+        let op = unsafe { sized(op, NO_OP) }?;
+        if op.ids.is_null() || out.is_null() {
+            return Err(LES_ERR_NULL);
+        }
+        if op.n_walkers == 0 || op.tensor as usize >= model.index().tensors.len() {
+            return Err(LES_ERR_INVALID);
+        }
+        let mut ids = Vec::with_capacity(op.n_used as usize * op.n_tokens as usize);
+        for t in 0..op.n_tokens as usize {
+            // SAFETY: the caller vouches for n_tokens rows at this stride.
+            let row = unsafe { op.ids.byte_add(t * op.ids_stride) };
+            // SAFETY: ... of n_used ids each.
+            ids.extend_from_slice(unsafe { floats_or_ids(row, op.n_used) });
+        }
+        let n_rows = if op.input.is_null() { 0 } else { op.n_rows as usize };
+        let input = (0..n_rows).map(|r| {
+            // SAFETY: the caller vouches for n_rows rows at this stride.
+            let row = unsafe { op.input.byte_add(r * op.input_stride) };
+            // SAFETY: ... of n_input floats each.
+            unsafe { floats_or_ids(row, op.n_input) }
+        });
+        let request =
+            Request { tensor: op.tensor as usize, ids: &ids, rows: op.n_tokens as usize, walkers: op.n_walkers };
+        match model.ticket(request, input) {
+            Ok(ticket) => {
+                let handle = std::ptr::without_provenance_mut(TICKETS.open(Open { model, ticket }));
+                // SAFETY: the caller vouches for `out`.
+                ok(unsafe { put(out, handle) })
+            }
+            Err(e) => Err(remember(&model, &e)),
+        }
+    })
+}
+
+/// # Safety
+/// `n` values of `T`, a number of four bytes, are readable at `at`.
+unsafe fn floats_or_ids<'a, T>(at: *const c_void, n: u32) -> &'a [T] {
+    // SAFETY: the caller vouches for n of them; ggml aligns both to four bytes.
+    unsafe { std::slice::from_raw_parts(at.cast::<T>(), n as usize) }
+}
+
+fn remember(model: &Model, error: &Error) -> LesStatus {
+    model.set_last_error(error.to_string());
+    LesStatus::from(error)
+}
+
+/// The expert at `position` of the walk: 0 first, then 1, and so on; every walker sees the same order. By asking for a
+/// position a walker gives up the expert before. Waits for the device if need be. `*expert` and `*data` are valid until
+/// this walker's next call. After the last one the answer is `LES_END`, which closes the ticket for this walker; so
+/// does an error. Each walker in its own thread.
+///
+/// # Safety
+/// `expert` and `data` are NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_ticket_next(
+    ticket: *mut LesTicket,
+    position: u32,
+    expert: *mut u32,
+    data: *mut *const c_void,
+) -> LesStatus {
+    guard(|| {
+        let open = open(ticket)?;
+        if expert.is_null() || data.is_null() {
+            return Err(LES_ERR_NULL);
+        }
+        match open.ticket.next(position) {
+            Ok(Step::Expert { expert: e, address }) => {
+                // SAFETY: the caller vouches for `expert`.
+                unsafe { put(expert, e) }?;
+                // SAFETY: the caller vouches for `data`.
+                ok(unsafe { put(data, std::ptr::with_exposed_provenance(address)) })
+            }
+            Ok(Step::End) => Ok(LES_END),
+            Err(e) => Err(remember(&open.model, &e)),
+        }
+    })
+}
+
+/// Leaves a walk before its end: like reading on to `LES_END`. Each walker at most once, and not after `LES_END` or an
+/// error. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_ticket_leave(ticket: *mut LesTicket) -> LesStatus {
+    guard(|| {
+        open(ticket)?.ticket.close();
+        Ok(LES_OK)
+    })
+}
+
+/// Frees the handle, when all walkers have left. NULL is fine. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_ticket_free(ticket: *mut LesTicket) -> LesStatus {
+    guard(|| {
+        if ticket.is_null() {
+            return Ok(LES_OK);
+        }
+        TICKETS.close(ticket.addr()).map(|_| LES_OK).ok_or(LES_ERR_HANDLE)
+    })
+}
+
+fn open(ticket: *mut LesTicket) -> Result<Arc<Open>, LesStatus> {
+    if ticket.is_null() {
+        return Err(LES_ERR_NULL);
+    }
+    TICKETS.get(ticket.addr()).ok_or(LES_ERR_HANDLE)
+}

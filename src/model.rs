@@ -1,0 +1,224 @@
+//! A model that streams: its index, the user's choices, and the streamer, started when it is first needed.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
+use crate::memory;
+use crate::options::{CacheSize, Mode, Options, Size};
+use crate::sched::{FileGuard, Request, Streamer, Ticket};
+use crate::stats::Stats;
+use crate::store::{Arena, Lru, Plan, Store};
+use crate::sync::Mutex;
+
+/// Kept free of the automatic cache for what llama.cpp allocates later (compute buffers above all), as a part of what
+/// is available, and at the least.
+const RESERVE_PART: f64 = 0.10;
+const RESERVE_LEAST: u64 = 320 << 20;
+
+/// Makes reads fail on purpose, to see how a program copes: see [`FaultPlan`].
+pub const FAULT_VARIABLE: &str = "LES_FAULT";
+
+impl FileGuard for Files {
+    fn check(&self, file: u32) -> Result<()> {
+        Files::check(self, file)
+    }
+}
+
+/// What was decided about a model, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Whether its experts stream.
+    pub streams: bool,
+    /// One line for the user. Empty for a model without routed experts.
+    pub message: String,
+}
+
+/// An opened model. All methods may be called from any thread.
+pub struct Model {
+    index: Arc<Index>,
+    files: Arc<Files>,
+    options: Mutex<Options>,
+    streamer: OnceLock<Arc<Streamer>>,
+    starting: Mutex<()>,
+    last_error: Mutex<String>,
+}
+
+impl Model {
+    /// Opens a model by its first shard; finds the others by their names.
+    ///
+    /// # Errors
+    /// When a file cannot be opened or is no usable GGUF.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::with_index(Index::open(path)?)
+    }
+
+    /// Opens a model whose shards have any names.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_shards(paths: &[PathBuf]) -> Result<Self> {
+        Self::with_index(Index::open_shards(paths)?)
+    }
+
+    fn with_index(index: Index) -> Result<Self> {
+        let files = Files::open(&index.files, true)?;
+        Ok(Self {
+            index: Arc::new(index),
+            files: Arc::new(files),
+            options: Mutex::new(Options::default()),
+            streamer: OnceLock::new(),
+            starting: Mutex::new(()),
+            last_error: Mutex::new(String::new()),
+        })
+    }
+
+    /// The index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The smallest and the largest useful cache, in bytes.
+    pub fn cache_bounds(&self) -> (u64, u64) {
+        Plan::bounds(&self.index, self.files.align() as u64)
+    }
+
+    /// Decides whether the experts stream, and checks the size of the cache if one was given.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] for an I/O depth or engine that cannot
+    /// be.
+    pub fn decide(&self, options: &Options) -> Result<Decision> {
+        self.decide_with(options, memory::available())
+    }
+
+    fn decide_with(&self, options: &Options, available: Option<u64>) -> Result<Decision> {
+        let (floor, all) = self.cache_bounds();
+        let off = |message: String| Ok(Decision { streams: false, message });
+        if all == 0 {
+            return off(String::new());
+        }
+        let experts = Size(self.index.expert_bytes());
+        match options.mode {
+            Mode::Off => return off(format!("{experts} of experts are loaded into memory (--les off)")),
+            Mode::On => {}
+            Mode::Auto => {
+                let free = available.unwrap_or(u64::MAX);
+                let need = self.index.expert_bytes() + self.index.dense_bytes;
+                if need + reserve(free) <= free {
+                    return off(format!(
+                        "the experts ({experts}) fit in memory ({} available) and do not stream; --les on makes them",
+                        Size(free)
+                    ));
+                }
+            }
+        }
+        let budget = self.budget(options.cache, available.map(|a| a.saturating_sub(self.index.dense_bytes)))?;
+        *self.options.lock() = options.clone();
+        let how = match options.cache {
+            CacheSize::Auto => format!("what memory is left, about {}", Size(budget.min(all))),
+            _ => format!("{}", Size(budget.min(all))),
+        };
+        Ok(Decision {
+            streams: true,
+            message: format!(
+                "{experts} of experts stream from the file through a cache of {how} (at least {}, at most {}); \
+                 --les-cache sets it, --les off loads all",
+                Size(floor),
+                Size(all)
+            ),
+        })
+    }
+
+    /// The budget that `cache` means, with so many bytes available.
+    fn budget(&self, cache: CacheSize, available: Option<u64>) -> Result<u64> {
+        let (floor, all) = self.cache_bounds();
+        let budget = match cache {
+            CacheSize::Min => floor,
+            CacheSize::Bytes(bytes) => bytes,
+            CacheSize::Part(part) => (all as f64 * part) as u64,
+            // a machine that has less than the floor gets the floor: there is no less that works
+            CacheSize::Auto => available.map_or(floor * 2, |a| a.saturating_sub(reserve(a))).clamp(floor, all),
+        };
+        // checks the floor
+        Plan::new(&self.index, self.files.align() as u64, budget).map(|_| budget)
+    }
+
+    /// Starts streaming: takes the memory and the I/O engine. Called by the first operation if nobody did before: then
+    /// the model and its contexts are loaded, and what memory is left is known.
+    ///
+    /// # Errors
+    /// When the cache is below the floor, or the system refuses memory or the engine.
+    pub fn streamer(&self) -> Result<&Arc<Streamer>> {
+        if let Some(streamer) = self.streamer.get() {
+            return Ok(streamer);
+        }
+        let _one = self.starting.lock();
+        if let Some(streamer) = self.streamer.get() {
+            return Ok(streamer);
+        }
+        let options = self.options.lock().clone();
+        let budget = self.budget(options.cache, memory::available())?;
+        let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
+        let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
+        let depth = if options.io_depth == 0 { DEFAULT_DEPTH } else { options.io_depth };
+        let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault_plan()?)?;
+        let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
+        let store = Store::new(plan, policy);
+        let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
+        Ok(self.streamer.get_or_init(|| Arc::new(streamer)))
+    }
+
+    /// Opens a ticket, see [`Ticket::open`]. `input` is what the experts are applied to: rows that must be finite numbers.
+    ///
+    /// # Errors
+    /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
+    pub fn ticket<'a>(&self, request: Request, mut input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
+        // without a branch per element, so that the loop is vectorized
+        if input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
+            let tensor = self.index.tensors.get(request.tensor).map_or_else(String::new, |t| t.name.clone());
+            return Err(Error::NotANumber { tensor });
+        }
+        Ticket::open(self.streamer()?.clone(), request)
+    }
+
+    /// What the user should know of how the files are read; `None` when all is as it should be.
+    pub fn notice(&self) -> Option<String> {
+        self.files.notice()
+    }
+
+    /// Drops what the page cache holds of the model's files.
+    pub fn forget_cached(&self) {
+        self.files.forget_cached();
+    }
+
+    /// Counters, if streaming has begun.
+    pub fn stats(&self) -> Option<Stats> {
+        let mut stats = self.streamer.get()?.stats();
+        stats.peak_rss_bytes = memory::peak_rss();
+        Some(stats)
+    }
+
+    /// Remembers what went wrong, for [`Model::last_error`].
+    pub fn set_last_error(&self, message: String) {
+        *self.last_error.lock() = message;
+    }
+
+    /// What went wrong last; empty if nothing did.
+    pub fn last_error(&self) -> String {
+        self.last_error.lock().clone()
+    }
+}
+
+fn reserve(available: u64) -> u64 {
+    ((available as f64 * RESERVE_PART) as u64).max(RESERVE_LEAST)
+}
+
+fn fault_plan() -> Result<Option<FaultPlan>> {
+    match std::env::var(FAULT_VARIABLE) {
+        Ok(plan) if !plan.is_empty() => plan.parse().map(Some),
+        _ => Ok(None),
+    }
+}

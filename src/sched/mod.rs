@@ -1,0 +1,267 @@
+//! Brings the experts that an operation needs, in the order in which they become ready.
+//!
+//! An operation (one matrix multiplication over the picked experts of one tensor) opens a [`Ticket`]. What is absent
+//! is read: first this tensor's part of every expert, then the parts that the layer will need next, so that the later
+//! parts arrive while the earlier ones are computed. Every compute thread then walks the ticket and is given one
+//! expert after another: those that are in memory first, the others as they arrive.
+//!
+//! Nobody but the walkers drives the device: a walker that finds nothing ready reaps completions itself, and the
+//! others sleep until it has some.
+
+mod ticket;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::io::{Completion, Engine, Read};
+use crate::stats::Stats;
+use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
+use crate::sync::{Condvar, Mutex, MutexGuard};
+
+pub use ticket::{Request, Step, Ticket};
+
+/// How long a walker waits in one call for the device before it looks around again.
+const REAP_SLICE: Duration = Duration::from_millis(500);
+/// A device that completes nothing for so long does not answer.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Says whether a file is still the one that was opened.
+pub trait FileGuard: Send + Sync {
+    /// # Errors
+    /// [`Error::Changed`] when it is not.
+    fn check(&self, file: u32) -> Result<()>;
+}
+
+/// What all tickets of a model share. All methods may be called from any thread.
+pub struct Streamer {
+    index: Arc<Index>,
+    files: Arc<dyn FileGuard>,
+    // dropped before the arena: dropping an engine waits for its reads
+    engine: Box<dyn Engine>,
+    arena: Arc<Arena>,
+    core: Mutex<Core>,
+    wake: Condvar,
+    /// Per tensor: the tensors of the same layer and group that come after it, in the order of use.
+    later: Vec<Vec<usize>>,
+    tensor_of: Vec<u32>,
+    /// Tickets that wait for a slot. While there are any, slots are given back as early as possible.
+    starved: AtomicUsize,
+}
+
+struct Core {
+    store: Store,
+    /// Blocks that have a slot and wait for their turn at the device.
+    queue: VecDeque<BlockId>,
+    in_flight: usize,
+    reaping: bool,
+    /// Why the blocks in state `Failed` failed.
+    errors: HashMap<BlockId, Arc<Error>>,
+    stats: Stats,
+    batch: Vec<Read>,
+    done: Vec<Completion>,
+}
+
+impl Streamer {
+    /// A streamer over an empty `store`. `engine` fills `arena`, in which the store's slots lie.
+    pub fn new(
+        index: Arc<Index>,
+        store: Store,
+        files: Arc<dyn FileGuard>,
+        arena: Arc<Arena>,
+        engine: Box<dyn Engine>,
+    ) -> Self {
+        let same = |a: usize, b: usize| {
+            let (a, b) = (&index.tensors[a], &index.tensors[b]);
+            (a.layer, a.group) == (b.layer, b.group)
+        };
+        let n = index.tensors.len();
+        let later = (0..n).map(|t| (t + 1..n).take_while(|&u| same(t, u)).collect()).collect();
+        let tensor_of =
+            (0..n).flat_map(|t| std::iter::repeat_n(t as u32, index.tensors[t].n_expert() as usize)).collect();
+        let stats = Stats::new(&index, store.plan());
+        let core = Core {
+            store,
+            queue: VecDeque::new(),
+            in_flight: 0,
+            reaping: false,
+            errors: HashMap::new(),
+            stats,
+            batch: Vec::new(),
+            done: Vec::new(),
+        };
+        Self {
+            index,
+            files,
+            engine,
+            arena,
+            core: Mutex::new(core),
+            wake: Condvar::default(),
+            later,
+            tensor_of,
+            starved: AtomicUsize::new(0),
+        }
+    }
+
+    /// The model's index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// A snapshot of the counters.
+    pub fn stats(&self) -> Stats {
+        let core = self.core.lock();
+        let mut stats = core.stats.clone();
+        stats.engine = self.engine.name();
+        stats.io_depth = self.engine.depth();
+        stats.evictions = core.store.evictions();
+        stats
+    }
+
+    fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {
+        let t = self.tensor_of[block as usize] as usize;
+        let tensor = &self.index.tensors[t];
+        let expert = u64::from(block - core.store.plan().tensors[t].first_block);
+        (t, extent(tensor.offset + expert * tensor.expert_bytes, tensor.expert_bytes, core.store.plan().align))
+    }
+
+    /// The address of a block that is ready.
+    fn address(&self, core: &Core, block: BlockId) -> usize {
+        let (t, range) = self.extent_of(core, block);
+        let bytes = self.index.tensors[t].expert_bytes as usize;
+        self.arena.at((core.store.slot_offset(block) + range.head) as usize, bytes) as usize
+    }
+
+    /// Gives the engine as many queued reads as it may hold.
+    fn pump(&self, core: &mut Core) {
+        let mut batch = std::mem::take(&mut core.batch);
+        while core.in_flight < self.engine.depth() {
+            let Some(block) = core.queue.pop_front() else { break };
+            let (t, range) = self.extent_of(core, block);
+            batch.push(Read {
+                token: u64::from(block),
+                file: self.index.tensors[t].file,
+                offset: range.offset,
+                len: range.len as usize,
+                need: range.need as usize,
+                buf: core.store.slot_offset(block) as usize,
+            });
+            core.in_flight += 1;
+        }
+        if !batch.is_empty() {
+            self.engine.submit(&batch);
+            batch.clear();
+        }
+        core.batch = batch;
+    }
+
+    /// Makes what was read available. Checks first that the files are still the same: bytes that were read before the
+    /// check are those of the file that was opened, because a write changes the file's time before its bytes.
+    fn finish(&self, done: &[Completion]) -> MutexGuard<'_, Core> {
+        let checked = self.check_files(done);
+        let mut core = self.core.lock();
+        for completion in done {
+            core.in_flight -= 1;
+            let block = completion.token as BlockId;
+            let file = self.index.tensors[self.tensor_of[block as usize] as usize].file;
+            let changed = checked.iter().find(|(f, _)| *f == file).and_then(|(_, e)| e.clone());
+            let error = match (changed, &completion.result) {
+                (Some(error), _) => error,
+                (None, Ok(())) => {
+                    core.store.filled(block);
+                    continue;
+                }
+                (None, Err(e)) => Arc::new(self.read_error(&core, block, e)),
+            };
+            core.errors.insert(block, error);
+            core.store.failed(block);
+            core.stats.read_errors += 1;
+        }
+        core
+    }
+
+    fn check_files(&self, done: &[Completion]) -> Vec<(u32, Option<Arc<Error>>)> {
+        let mut checked: Vec<(u32, Option<Arc<Error>>)> = Vec::with_capacity(1);
+        for completion in done {
+            let file = self.index.tensors[self.tensor_of[completion.token as usize] as usize].file;
+            if checked.iter().all(|(f, _)| *f != file) {
+                checked.push((file, self.files.check(file).err().map(Arc::new)));
+            }
+        }
+        checked
+    }
+
+    fn read_error(&self, core: &Core, block: BlockId, e: &std::io::Error) -> Error {
+        let (t, range) = self.extent_of(core, block);
+        let tensor = &self.index.tensors[t];
+        let why = match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                "the file ends before the expert does; it is truncated: download or copy it again".to_owned()
+            }
+            _ => format!("{e}; check the device and the file system"),
+        };
+        Error::Read {
+            path: self.index.files[tensor.file as usize].path.clone(),
+            tensor: tensor.name.clone(),
+            expert: block - core.store.plan().tensors[t].first_block,
+            offset: range.offset + range.head,
+            len: tensor.expert_bytes,
+            why,
+        }
+    }
+
+    /// Waits until something may have changed: reaps completions, or sleeps while another walker does. The caller has
+    /// been waiting `since` then without any progress.
+    ///
+    /// # Errors
+    /// [`Error::Stalled`] when that is too long.
+    fn wait<'a>(&'a self, mut core: MutexGuard<'a, Core>, since: Instant) -> Result<MutexGuard<'a, Core>> {
+        if core.reaping || core.in_flight == 0 {
+            core = self.wake.wait(core, REAP_SLICE);
+        } else {
+            core.reaping = true;
+            let mut done = std::mem::take(&mut core.done);
+            drop(core);
+            self.engine.reap(REAP_SLICE, &mut done);
+            core = self.finish(&done);
+            core.reaping = false;
+            done.clear();
+            core.done = done;
+            self.pump(&mut core);
+            self.wake.notify_all();
+        }
+        if since.elapsed() > STALL_LIMIT {
+            return Err(Error::Stalled { seconds: STALL_LIMIT.as_secs() });
+        }
+        Ok(core)
+    }
+
+    /// Has `block` read: it holds a slot from now on. Answers whether there was one.
+    fn reserve(&self, core: &mut Core, block: BlockId) -> Acquired {
+        let answer = core.store.acquire(block);
+        if answer == Acquired::Reserved {
+            core.queue.push_back(block);
+            let (t, range) = self.extent_of(core, block);
+            core.stats.read(self.index.tensors[t].layer, range.len);
+        }
+        answer
+    }
+
+    fn failure(&self, core: &mut Core, block: BlockId) -> Arc<Error> {
+        core.store.forgive(block);
+        core.errors.remove(&block).unwrap_or_else(|| Arc::new(Error::Invalid("a read failed".into())))
+    }
+}
+
+impl Drop for Streamer {
+    fn drop(&mut self) {
+        // reads that were never given to the engine are simply forgotten; the engine waits for the others
+        self.core.lock().queue.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,379 @@
+//! One operation's walk over the experts it needs.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::store::{Acquired, BlockId, State};
+use crate::sync::Mutex;
+
+use super::{Core, Streamer};
+
+/// What an operation needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// Index into the model's expert tensors.
+    pub tensor: usize,
+    /// The router's picks, in any order and with repetitions: `rows` groups of equal length.
+    pub ids: &'a [i32],
+    /// How many tokens asked: 1 while text is generated.
+    pub rows: usize,
+    /// How many threads will walk the ticket. Each must call [`Ticket::next`] to the end, or [`Ticket::close`].
+    pub walkers: u32,
+}
+
+/// One step of a walk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Use this expert now; its bytes begin at this address and stay until the walker's next call.
+    Expert {
+        /// Its index in the tensor.
+        expert: u32,
+        /// The address of its first byte.
+        address: usize,
+    },
+    /// That was the last one.
+    End,
+}
+
+/// The experts of one operation. Shared by the threads that compute it.
+pub struct Ticket {
+    streamer: Arc<Streamer>,
+    first_block: BlockId,
+    walkers: u32,
+    /// What was handed out, by position. Every walker sees the same order.
+    order: Vec<OnceLock<(u32, usize)>>,
+    /// How many walkers have passed a position.
+    passed: Vec<AtomicU32>,
+    closed: AtomicU32,
+    // locked only while the streamer's core is
+    walk: Mutex<Walk>,
+    failed: OnceLock<Arc<Error>>,
+    rows: usize,
+    layer: u32,
+}
+
+struct Walk {
+    /// Pinned, not handed out yet: being read.
+    pending: Vec<BlockId>,
+    /// No slot yet, in reverse.
+    unplaced: Vec<BlockId>,
+    /// Positions handed out.
+    published: usize,
+    /// Positions whose pin is still held.
+    held: Vec<bool>,
+}
+
+impl Ticket {
+    /// Opens a ticket: asks for every expert of the request, starts the reads and names those that are ready.
+    ///
+    /// # Errors
+    /// [`Error::ExpertId`] for an id out of range; [`Error::Invalid`] for a tensor that is not there.
+    pub fn open(streamer: Arc<Streamer>, request: Request) -> Result<Self> {
+        let tensor = streamer.index.tensors.get(request.tensor).ok_or_else(|| {
+            Error::Invalid(format!("there is no expert tensor {}: the model has {}", request.tensor, streamer.index.tensors.len()))
+        })?;
+        if request.walkers == 0 {
+            return Err(Error::Invalid("a ticket needs at least one walker".into()));
+        }
+        let experts = distinct(request.ids, tensor.n_expert()).map_err(|expert| Error::ExpertId {
+            tensor: tensor.name.clone(),
+            expert,
+            n_expert: tensor.n_expert(),
+        })?;
+        let mut guard = streamer.core.lock();
+        let core = &mut *guard;
+        let ticket = Self {
+            first_block: core.store.plan().tensors[request.tensor].first_block,
+            walkers: request.walkers,
+            order: experts.iter().map(|_| OnceLock::new()).collect(),
+            passed: experts.iter().map(|_| AtomicU32::new(0)).collect(),
+            closed: AtomicU32::new(0),
+            walk: Mutex::new(Walk {
+                pending: Vec::new(),
+                unplaced: Vec::new(),
+                published: 0,
+                held: vec![false; experts.len()],
+            }),
+            failed: OnceLock::new(),
+            rows: request.rows,
+            layer: tensor.layer,
+            streamer: streamer.clone(),
+        };
+        let absent = ticket.pin_present(core, &experts);
+        core.stats.operation(request.tensor, ticket.layer, request.rows, experts.len(), absent);
+        let along = streamer.touch_along(core, request.tensor, &experts);
+        if let Err(error) = ticket.place(core, &mut ticket.walk.lock()) {
+            ticket.fail(error);
+        }
+        for block in along {
+            streamer.reserve(core, block);
+        }
+        streamer.pump(core);
+        drop(guard);
+        Ok(ticket)
+    }
+
+    /// Hands out what is ready and pins what is on its way, before anything is evicted for the rest. Answers how many
+    /// are `[on their way, absent]`.
+    fn pin_present(&self, core: &mut Core, experts: &[u32]) -> [usize; 2] {
+        let walk = &mut *self.walk.lock();
+        for &e in experts {
+            let block = self.first_block + e;
+            match core.store.state(block) {
+                State::Absent => {
+                    walk.unplaced.push(block);
+                    continue;
+                }
+                State::Failed => {
+                    self.fail(self.streamer.failure(core, block));
+                    continue;
+                }
+                State::Ready | State::Loading => {}
+            }
+            let ready = core.store.acquire(block) == Acquired::Ready;
+            core.store.pin(block);
+            if ready {
+                self.publish(core, walk, block);
+            } else {
+                walk.pending.push(block);
+            }
+        }
+        // taken from the end
+        walk.unplaced.reverse();
+        if !walk.unplaced.is_empty() {
+            self.streamer.starved.fetch_add(1, Ordering::SeqCst);
+        }
+        [walk.pending.len(), walk.unplaced.len()]
+    }
+
+    fn publish(&self, core: &Core, walk: &mut Walk, block: BlockId) {
+        let at = walk.published;
+        let _ = self.order[at].set((block - self.first_block, self.streamer.address(core, block)));
+        walk.held[at] = true;
+        walk.published += 1;
+    }
+
+    fn fail(&self, error: Arc<Error>) {
+        let _ = self.failed.set(error);
+    }
+
+    /// The expert at `position`: 0 first, then 1, and so on. By asking for a position a walker gives up the one before.
+    /// Waits until an expert is there. After the last one: [`Step::End`], which closes the ticket for this walker.
+    ///
+    /// # Errors
+    /// The operation has failed; the ticket is closed for this walker.
+    pub fn next(&self, position: u32) -> Result<Step, Arc<Error>> {
+        if let Some(before) = position.checked_sub(1) {
+            self.pass(before as usize);
+        }
+        let Some(cell) = self.order.get(position as usize) else {
+            self.close();
+            return Ok(Step::End);
+        };
+        if let Some(error) = self.failed.get() {
+            self.close();
+            return Err(error.clone());
+        }
+        if let Some(&(expert, address)) = cell.get() {
+            return Ok(Step::Expert { expert, address });
+        }
+        self.wait_for(cell).map(|(expert, address)| Step::Expert { expert, address }).inspect_err(|e| {
+            self.fail(e.clone());
+            self.close();
+            self.streamer.wake.notify_all();
+        })
+    }
+
+    fn wait_for(&self, cell: &OnceLock<(u32, usize)>) -> Result<(u32, usize), Arc<Error>> {
+        let began = Instant::now();
+        let mut last = began;
+        let mut core = self.streamer.core.lock();
+        loop {
+            if let Some(&answer) = cell.get() {
+                return Ok(answer);
+            }
+            if let Some(error) = self.failed.get() {
+                return Err(error.clone());
+            }
+            if self.advance(&mut core)? {
+                let waited = began.elapsed();
+                core.stats.waited(self.layer, self.rows, waited);
+                // one walker may have made the others' next expert available
+                self.streamer.wake.notify_all();
+                continue;
+            }
+            let in_flight = core.in_flight;
+            core = self.streamer.wait(core, last)?;
+            if core.in_flight != in_flight {
+                last = Instant::now();
+            }
+        }
+    }
+
+    /// Hands out what has become ready, and asks again for what had no slot. Answers whether anything was handed out.
+    fn advance(&self, core: &mut Core) -> Result<bool, Arc<Error>> {
+        let walk = &mut *self.walk.lock();
+        let before = walk.published;
+        let mut i = 0;
+        while i < walk.pending.len() {
+            let block = walk.pending[i];
+            match core.store.state(block) {
+                State::Ready => {
+                    walk.pending.swap_remove(i);
+                    self.publish(core, walk, block);
+                }
+                State::Loading => i += 1,
+                State::Failed => return Err(self.streamer.failure(core, block)),
+                // it failed for another ticket, which took the error
+                State::Absent => {
+                    walk.pending.swap_remove(i);
+                    core.store.unpin(block);
+                    if walk.unplaced.is_empty() {
+                        self.streamer.starved.fetch_add(1, Ordering::SeqCst);
+                    }
+                    walk.unplaced.push(block);
+                }
+            }
+        }
+        self.place(core, walk)?;
+        Ok(walk.published > before)
+    }
+
+    /// Tries to find slots for what has none, giving back what every walker has passed.
+    fn place(&self, core: &mut Core, walk: &mut Walk) -> Result<(), Arc<Error>> {
+        if walk.unplaced.is_empty() {
+            return Ok(());
+        }
+        for position in 0..walk.published {
+            if walk.held[position] && self.passed[position].load(Ordering::SeqCst) == self.walkers {
+                walk.held[position] = false;
+                self.unpin_position(core, position);
+            }
+        }
+        while let Some(&block) = walk.unplaced.last() {
+            match self.streamer.reserve(core, block) {
+                Acquired::Full => break,
+                Acquired::Failed => return Err(self.streamer.failure(core, block)),
+                Acquired::Ready => {
+                    core.store.pin(block);
+                    self.publish(core, walk, block);
+                }
+                Acquired::Loading | Acquired::Reserved => {
+                    core.store.pin(block);
+                    walk.pending.push(block);
+                }
+            }
+            walk.unplaced.pop();
+        }
+        if walk.unplaced.is_empty() {
+            self.streamer.starved.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.streamer.pump(core);
+        Ok(())
+    }
+
+    /// A walker is done with a position. The last one to leave gives the pin back, if somebody needs the slot.
+    fn pass(&self, position: usize) {
+        let Some(passed) = self.passed.get(position) else { return };
+        let all = passed.fetch_add(1, Ordering::SeqCst) + 1 == self.walkers;
+        if all && self.streamer.starved.load(Ordering::SeqCst) > 0 {
+            let mut core = self.streamer.core.lock();
+            let walk = &mut *self.walk.lock();
+            if std::mem::take(&mut walk.held[position]) {
+                self.unpin_position(&mut core, position);
+                self.streamer.wake.notify_all();
+            }
+        }
+    }
+
+    fn unpin_position(&self, core: &mut Core, position: usize) {
+        if let Some(&(expert, _)) = self.order[position].get() {
+            core.store.unpin(self.first_block + expert);
+        }
+    }
+
+    /// A walker leaves for good. The last one gives everything back.
+    pub fn close(&self) {
+        if self.closed.fetch_add(1, Ordering::AcqRel) + 1 != self.walkers {
+            return;
+        }
+        self.give_back();
+    }
+
+    fn give_back(&self) {
+        let mut guard = self.streamer.core.lock();
+        let core = &mut *guard;
+        let walk = &mut *self.walk.lock();
+        for position in 0..walk.published {
+            if std::mem::take(&mut walk.held[position]) {
+                self.unpin_position(core, position);
+            }
+        }
+        for block in walk.pending.drain(..) {
+            core.store.unpin(block);
+        }
+        if !walk.unplaced.is_empty() {
+            walk.unplaced.clear();
+            self.streamer.starved.fetch_sub(1, Ordering::SeqCst);
+        }
+        if self.streamer.starved.load(Ordering::SeqCst) > 0 {
+            self.streamer.wake.notify_all();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    /// A ticket whose walkers did not all come to the end gives its pins back here.
+    fn drop(&mut self) {
+        if self.closed.load(Ordering::Acquire) < self.walkers {
+            self.give_back();
+        }
+    }
+}
+
+/// The distinct ids in ascending order, or the first that is out of range.
+fn distinct(ids: &[i32], n_expert: u32) -> Result<Vec<u32>, i64> {
+    let mut seen = vec![0u64; n_expert.div_ceil(64) as usize];
+    for &id in ids {
+        match u32::try_from(id) {
+            Ok(e) if e < n_expert => seen[(e / 64) as usize] |= 1 << (e % 64),
+            _ => return Err(i64::from(id)),
+        }
+    }
+    let bits = |(word, &bits): (usize, &u64)| {
+        (0..64u32).filter(move |b| bits >> b & 1 == 1).map(move |b| word as u32 * 64 + b)
+    };
+    Ok(seen.iter().enumerate().flat_map(bits).collect())
+}
+
+impl Streamer {
+    /// The blocks that the layer needs after `tensor` and that are absent, in the order of use; those that are present
+    /// count as used. Empty when the slots cannot hold all of them at once.
+    fn touch_along(&self, core: &mut Core, tensor: usize, experts: &[u32]) -> Vec<BlockId> {
+        let plan = core.store.plan();
+        let mut wanted = vec![0; plan.classes.len()];
+        for &t in std::iter::once(&tensor).chain(&self.later[tensor]) {
+            wanted[plan.tensors[t].class] += experts.len();
+        }
+        if wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize) {
+            return Vec::new();
+        }
+        let mut absent = Vec::new();
+        for &t in &self.later[tensor] {
+            let first = core.store.plan().tensors[t].first_block;
+            let n_expert = self.index.tensors[t].n_expert();
+            for block in experts.iter().filter(|&&e| e < n_expert).map(|e| first + e) {
+                match core.store.state(block) {
+                    State::Absent => absent.push(block),
+                    State::Failed => {}
+                    State::Ready | State::Loading => {
+                        core.store.acquire(block);
+                    }
+                }
+            }
+        }
+        absent
+    }
+}

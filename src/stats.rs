@@ -1,0 +1,188 @@
+//! Counters. One snapshot type, written as JSON by serde.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::index::Index;
+use crate::store::Plan;
+
+/// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Phase {
+    /// Tokens that passed the first expert layer.
+    pub tokens: u64,
+    /// Matrices of experts asked for, each once per operation.
+    pub requests: u64,
+    /// Of these, in memory when asked for.
+    pub hits: u64,
+    /// Of these, being read already.
+    pub late: u64,
+    /// Of these, to be read from the file.
+    pub misses: u64,
+    /// Bytes whose reading was started, alignment included.
+    pub bytes_read: u64,
+    /// Nanoseconds that the computation waited for reads.
+    pub wait_ns: u64,
+}
+
+impl Phase {
+    /// Hits among requests, 0 to 1; parts that were read along with an earlier part of the same expert do not count as
+    /// hits.
+    pub fn hit_rate(&self) -> f64 {
+        if self.requests == 0 { 0.0 } else { self.hits as f64 / self.requests as f64 }
+    }
+}
+
+/// Counters of one layer, both phases together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LayerStats {
+    /// The layer.
+    pub layer: u32,
+    /// As in [`Phase`].
+    pub requests: u64,
+    /// As in [`Phase`].
+    pub hits: u64,
+    /// As in [`Phase`].
+    pub bytes_read: u64,
+    /// As in [`Phase`].
+    pub wait_ns: u64,
+}
+
+/// A snapshot of a streamer's counters.
+#[derive(Debug, Clone, Serialize)]
+pub struct Stats {
+    /// The I/O engine.
+    pub engine: &'static str,
+    /// The most reads in flight.
+    pub io_depth: usize,
+    /// Bytes of all slots.
+    pub cache_bytes: u64,
+    /// Bytes of all experts of the model.
+    pub expert_bytes: u64,
+    /// The smallest cache that is allowed, in bytes.
+    pub floor_bytes: u64,
+    /// One token at a time.
+    pub decode: Phase,
+    /// Several tokens at once.
+    pub prompt: Phase,
+    /// Experts evicted.
+    pub evictions: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Nanoseconds from one generated token to the next, summed, and how many such steps.
+    pub decode_ns: u64,
+    /// Steps in `decode_ns`.
+    pub decode_steps: u64,
+    /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
+    pub peak_rss_bytes: u64,
+    /// Per layer.
+    pub layers: Vec<LayerStats>,
+    #[serde(skip)]
+    first_tensor_layer: u32,
+    #[serde(skip)]
+    layer_slot: Vec<usize>,
+    #[serde(skip)]
+    in_decode: bool,
+    #[serde(skip)]
+    last_decode: Option<Instant>,
+    /// The part of an expert that is asked for first in each layer: hits are judged by it.
+    #[serde(skip)]
+    leads: Vec<bool>,
+}
+
+impl Stats {
+    /// All zero.
+    pub fn new(index: &Index, plan: &Plan) -> Self {
+        let mut layers: Vec<LayerStats> = Vec::new();
+        let mut layer_slot = vec![0; index.tensors.iter().map(|t| t.layer as usize + 1).max().unwrap_or(0)];
+        let mut leads = Vec::with_capacity(index.tensors.len());
+        let mut last = None;
+        for t in &index.tensors {
+            if layers.last().is_none_or(|l| l.layer != t.layer) {
+                layer_slot[t.layer as usize] = layers.len();
+                layers.push(LayerStats { layer: t.layer, ..Default::default() });
+            }
+            leads.push(last.replace((t.layer, t.group)) != Some((t.layer, t.group)));
+        }
+        let (floor_bytes, _) = Plan::bounds(index, plan.align);
+        Self {
+            engine: "",
+            io_depth: 0,
+            cache_bytes: plan.bytes(),
+            expert_bytes: index.tensors.iter().map(|t| t.expert_bytes * u64::from(t.n_expert())).sum(),
+            floor_bytes,
+            decode: Phase::default(),
+            prompt: Phase::default(),
+            evictions: 0,
+            read_errors: 0,
+            decode_ns: 0,
+            decode_steps: 0,
+            peak_rss_bytes: 0,
+            first_tensor_layer: layers.first().map_or(0, |l| l.layer),
+            layers,
+            layer_slot,
+            in_decode: false,
+            last_decode: None,
+            leads,
+        }
+    }
+
+    /// An operation asked for `distinct` experts of `tensor`; of these `[late, missed]` were not in memory.
+    pub fn operation(&mut self, tensor: usize, layer: u32, rows: usize, distinct: usize, absent: [usize; 2]) {
+        self.in_decode = rows == 1;
+        if self.leads[tensor] && layer == self.first_tensor_layer {
+            self.step(rows);
+        }
+        let [late, missed] = absent.map(|n| n as u64);
+        let distinct = distinct as u64;
+        // the parts that follow are on their way because the first one was missed: judging them would count the same
+        // miss as "late" again
+        if self.leads[tensor] {
+            let hits = distinct - late - missed;
+            let phase = self.phase();
+            phase.requests += distinct;
+            phase.hits += hits;
+            phase.late += late;
+            phase.misses += missed;
+            let l = self.layer(layer);
+            l.requests += distinct;
+            l.hits += hits;
+        }
+    }
+
+    /// The reading of `bytes` bytes for `layer` was started.
+    pub fn read(&mut self, layer: u32, bytes: u64) {
+        self.phase().bytes_read += bytes;
+        self.layer(layer).bytes_read += bytes;
+    }
+
+    /// The computation of `layer` waited.
+    pub fn waited(&mut self, layer: u32, rows: usize, time: Duration) {
+        let ns = time.as_nanos() as u64;
+        self.in_decode = rows == 1;
+        self.phase().wait_ns += ns;
+        self.layer(layer).wait_ns += ns;
+    }
+
+    fn step(&mut self, rows: usize) {
+        self.phase().tokens += rows as u64;
+        let now = Instant::now();
+        if rows == 1 {
+            if let Some(last) = self.last_decode {
+                self.decode_ns += (now - last).as_nanos() as u64;
+                self.decode_steps += 1;
+            }
+        }
+        self.last_decode = (rows == 1).then_some(now);
+    }
+
+    fn phase(&mut self) -> &mut Phase {
+        if self.in_decode { &mut self.decode } else { &mut self.prompt }
+    }
+
+    fn layer(&mut self, layer: u32) -> &mut LayerStats {
+        let slot = self.layer_slot[layer as usize];
+        &mut self.layers[slot]
+    }
+}

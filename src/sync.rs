@@ -1,0 +1,69 @@
+//! Locks, so that the concurrency tests can put shuttle's in their place.
+
+#[cfg(not(feature = "shuttle"))]
+use std::time::Duration;
+
+#[cfg(not(feature = "shuttle"))]
+pub use parking_lot::{Mutex, MutexGuard};
+
+/// A condition variable for [`Mutex`].
+#[cfg(not(feature = "shuttle"))]
+#[derive(Debug, Default)]
+pub struct Condvar(parking_lot::Condvar);
+
+#[cfg(not(feature = "shuttle"))]
+impl Condvar {
+    /// Releases the lock, waits to be notified or for `limit`, and takes the lock again.
+    pub fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
+        self.0.wait_for(&mut guard, limit);
+        guard
+    }
+
+    /// Wakes every waiter.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+#[cfg(feature = "shuttle")]
+mod checked {
+    pub use shuttle::sync::MutexGuard;
+
+    /// [`parking_lot::Mutex`]'s interface over shuttle's.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        /// A new lock.
+        pub fn new(value: T) -> Self {
+            Self(shuttle::sync::Mutex::new(value))
+        }
+
+        /// Takes the lock.
+        #[allow(clippy::unwrap_used)]
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    /// A condition variable.
+    #[derive(Debug, Default)]
+    pub struct Condvar(shuttle::sync::Condvar);
+
+    impl Condvar {
+        /// Releases the lock, waits to be notified, and takes the lock again. Never times out: a lost wake-up shows as
+        /// a deadlock.
+        #[allow(clippy::unwrap_used)]
+        pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, _: std::time::Duration) -> MutexGuard<'a, T> {
+            self.0.wait(guard).unwrap()
+        }
+
+        /// Wakes every waiter.
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}
+
+#[cfg(feature = "shuttle")]
+pub use checked::{Condvar, Mutex, MutexGuard};
