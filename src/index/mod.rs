@@ -3,10 +3,12 @@
 //! Reads headers only, never tensor data.
 
 mod gguf;
+mod reader;
 mod types;
 
 use std::path::PathBuf;
 
+pub use gguf::{Header, Tensor, Value};
 pub use types::GgmlType;
 
 /// Which of an expert's matrices a tensor holds, in the order of use within a layer.
