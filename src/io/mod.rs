@@ -3,8 +3,32 @@
 //! A buffer belongs to the engine from [`Engine::submit`] to its completion: what crosses the interface is a range of
 //! the [`Arena`](crate::store::Arena), never a pointer. Engines do not decide what to read, nor in which order.
 
+mod fault;
+mod files;
+mod flight;
+mod pread;
+#[cfg(test)]
+mod tests;
+#[cfg(target_os = "linux")]
+mod uring;
+
+use std::fmt;
 use std::io;
-use std::time::Duration;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use fault::{FaultEngine, FaultPlan};
+pub use files::{Files, Stamp};
+
+use crate::error::{Error, Result};
+use crate::store::Arena;
+
+/// Reads in flight, unless the user says otherwise.
+pub const DEFAULT_DEPTH: usize = 8;
+
+/// The most reads in flight that [`open`] accepts.
+pub const MAX_DEPTH: usize = 4096;
 
 /// One read: `len` bytes at `offset` of file `file` into the arena at `buf`. With direct I/O all three are multiples
 /// of the alignment that [`Files`] reports.
@@ -51,4 +75,106 @@ pub trait Engine: Send + Sync {
 
     /// The most reads that may be in flight.
     fn depth(&self) -> usize;
+}
+
+/// Which engine to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EngineKind {
+    /// `io_uring` where the system has it, else the pool of readers.
+    #[default]
+    Auto,
+    /// `io_uring` or nothing.
+    Uring,
+    /// The pool of readers.
+    Pread,
+}
+
+impl FromStr for EngineKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            _ => Err(Error::Invalid(format!("there is no I/O engine {text:?}; use auto, uring or pread"))),
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::Uring => "uring",
+            Self::Pread => "pread",
+        })
+    }
+}
+
+/// An engine, ready for use.
+pub struct Opened {
+    /// The engine.
+    pub engine: Box<dyn Engine>,
+    /// What the user should know: that another engine than usual was taken, and why.
+    pub notice: Option<String>,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("engine", &self.engine.name()).field("notice", &self.notice).finish()
+    }
+}
+
+/// Starts an engine that reads `files` into `arena`, with up to `depth` reads in flight, and faults where `fault` says.
+///
+/// # Errors
+/// [`Error::Invalid`] when `depth` is 0 or more than [`MAX_DEPTH`], or when `io_uring` is asked for and unavailable.
+/// [`Error::System`] when no reader thread can be started.
+pub fn open(
+    kind: EngineKind,
+    files: Arc<Files>,
+    arena: Arc<Arena>,
+    depth: usize,
+    fault: Option<FaultPlan>,
+) -> Result<Opened> {
+    if depth == 0 || depth > MAX_DEPTH {
+        return Err(Error::Invalid(format!("an I/O depth of {depth} makes no sense; use 1 to {MAX_DEPTH}")));
+    }
+    let Opened { mut engine, notice } = open_kind(kind, files, arena, depth)?;
+    if let Some(plan) = fault {
+        engine = Box::new(FaultEngine::new(engine, plan));
+    }
+    Ok(Opened { engine, notice })
+}
+
+#[cfg(target_os = "linux")]
+fn open_kind(kind: EngineKind, files: Arc<Files>, arena: Arc<Arena>, depth: usize) -> Result<Opened> {
+    let mut notice = None;
+    if kind != EngineKind::Pread {
+        match uring::Uring::new(Arc::clone(&files), Arc::clone(&arena), depth) {
+            Ok(engine) => return Ok(Opened { engine: Box::new(engine), notice }),
+            Err(why) if kind == EngineKind::Uring => {
+                return Err(Error::Invalid(format!(
+                    "io_uring is not available here: {why}; use the engine pread or auto, or allow io_uring (sysctl \
+                     kernel.io_uring_disabled=0, and the seccomp profile of a container must permit it)"
+                )));
+            }
+            Err(why) => notice = Some(format!("io_uring is not available here ({why}): using a pool of readers")),
+        }
+    }
+    Ok(Opened { engine: Box::new(pread::Pread::new(files, arena, depth)?), notice })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_kind(kind: EngineKind, files: Arc<Files>, arena: Arc<Arena>, depth: usize) -> Result<Opened> {
+    if kind == EngineKind::Uring {
+        return Err(Error::Invalid("io_uring exists on Linux only; use the engine pread or auto".into()));
+    }
+    Ok(Opened { engine: Box::new(pread::Pread::new(files, arena, depth)?), notice: None })
+}
+
+/// When a wait ends; no wait is longer than an hour.
+fn deadline(wait: Duration) -> Instant {
+    Instant::now() + wait.min(Duration::from_secs(3600))
 }
