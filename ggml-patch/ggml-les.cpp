@@ -109,6 +109,12 @@ std::string summary(const ggml_les_model * model) {
     return buf;
 }
 
+void forget_live(ggml_les_model * model) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    auto & live = state().live;
+    live.erase(std::remove(live.begin(), live.end(), model), live.end());
+}
+
 void retain(ggml_les_model * model) {
     model->n_refs.fetch_add(1);
 }
@@ -228,7 +234,9 @@ void ggml_les_load::done() {
         return;
     }
     if (model->tensors.empty()) {
-        throw std::runtime_error("les: none of the experts was left to the CPU, so that none can stream; use --les off, or --cpu-moe");
+        GGML_LOG_WARN("les: no expert is left to the CPU, so that none streams; --cpu-moe leaves them there\n");
+        forget_live(model);
+        return;
     }
     les_model_forget_cached(model->handle);
     char text[1024] = "";
@@ -287,11 +295,7 @@ void ggml_les_model_release(struct ggml_les_model * model) {
     if (!model || model->n_refs.fetch_sub(1) != 1) {
         return;
     }
-    {
-        std::lock_guard<std::mutex> lock(state().mutex);
-        auto & live = state().live;
-        live.erase(std::remove(live.begin(), live.end(), model), live.end());
-    }
+    forget_live(model);
     if (!model->stats_path.empty()) {
         const int status = les_model_stats_write(model->handle, model->stats_path.c_str());
         if (status != LES_OK && status != LES_ERR_NOT_FOUND) {

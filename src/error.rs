@@ -76,7 +76,9 @@ pub enum Error {
         n_expert: u32,
     },
     /// The input of an expert layer holds a value that is not finite.
-    #[error("{tensor}: the input of the experts has a value that is not finite (NaN or infinite); the weights or the context are corrupt")]
+    #[error(
+        "{tensor}: the input of the experts has a value that is not finite (NaN or infinite); the weights or the context are corrupt"
+    )]
     NotANumber {
         /// The GGUF tensor.
         tensor: String,

@@ -122,10 +122,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         write(&tmp.path().join("x"), &[("memory.max", "max\n"), ("memory.current", "5\n")]);
         assert_eq!(group_available("0::/x", tmp.path()), None);
-        write(
-            &tmp.path().join("x"),
-            &[("memory.max", "100\n"), ("memory.stat", "inactive_file 2\nactive_file 1\n")],
-        );
+        write(&tmp.path().join("x"), &[("memory.max", "100\n"), ("memory.stat", "inactive_file 2\nactive_file 1\n")]);
         assert_eq!(group_available("0::/x", tmp.path()), Some(98));
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
-use crate::index::Index;
+use crate::index::{Index, Part};
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
@@ -32,6 +32,8 @@ impl FileGuard for Files {
 pub struct Decision {
     /// Whether its experts stream.
     pub streams: bool,
+    /// The memory that the experts will take, in bytes: the least, when that depends on what is left later.
+    pub cache_bytes: u64,
     /// One line for the user. Empty for a model without routed experts.
     pub message: String,
 }
@@ -96,7 +98,7 @@ impl Model {
 
     fn decide_with(&self, options: &Options, available: Option<u64>) -> Result<Decision> {
         let (floor, all) = self.cache_bounds();
-        let off = |message: String| Ok(Decision { streams: false, message });
+        let off = |message: String| Ok(Decision { streams: false, cache_bytes: 0, message });
         if all == 0 {
             return off(String::new());
         }
@@ -104,7 +106,7 @@ impl Model {
         match options.mode {
             Mode::Off => return off(format!("{experts} of experts are loaded into memory (--les off)")),
             Mode::On => {}
-            Mode::Auto => {
+            Mode::Auto if options.cache == CacheSize::Auto => {
                 let free = available.unwrap_or(u64::MAX);
                 let need = self.index.expert_bytes() + self.index.dense_bytes;
                 if need + reserve(free) <= free {
@@ -114,15 +116,20 @@ impl Model {
                     ));
                 }
             }
+            Mode::Auto => {}
         }
-        let budget = self.budget(options.cache, available.map(|a| a.saturating_sub(self.index.dense_bytes)))?;
+        let budget = self.budget(options.cache, available.map(|a| a.saturating_sub(self.index.dense_bytes)))?.min(all);
+        if options.mode == Mode::Auto && budget == all {
+            return off(format!("the experts ({experts}) fit in the cache and do not stream; --les on makes them"));
+        }
         *self.options.lock() = options.clone();
-        let how = match options.cache {
-            CacheSize::Auto => format!("what memory is left, about {}", Size(budget.min(all))),
-            _ => format!("{}", Size(budget.min(all))),
+        let (how, cache_bytes) = match options.cache {
+            CacheSize::Auto => (format!("what memory is left, about {}", Size(budget)), floor),
+            _ => (format!("{}", Size(budget)), budget),
         };
         Ok(Decision {
             streams: true,
+            cache_bytes,
             message: format!(
                 "{experts} of experts stream from the file through a cache of {how} (at least {}, at most {}); \
                  --les-cache sets it, --les off loads all",
@@ -176,10 +183,14 @@ impl Model {
     /// # Errors
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket<'a>(&self, request: Request, mut input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
-        // without a branch per element, so that the loop is vectorized
-        if input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
-            let tensor = self.index.tensors.get(request.tensor).map_or_else(String::new, |t| t.name.clone());
-            return Err(Error::NotANumber { tensor });
+        // once per layer, where the router's own input is at hand; without a branch per element, so that the loop is
+        // vectorized
+        let leads = |t: usize| matches!(self.index.tensors[t].part, Part::Up | Part::GateUp);
+        if request.tensor < self.index.tensors.len()
+            && leads(request.tensor)
+            && input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite()))
+        {
+            return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
         }
         Ticket::open(self.streamer()?.clone(), request)
     }

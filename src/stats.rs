@@ -168,11 +168,9 @@ impl Stats {
     fn step(&mut self, rows: usize) {
         self.phase().tokens += rows as u64;
         let now = Instant::now();
-        if rows == 1 {
-            if let Some(last) = self.last_decode {
-                self.decode_ns += (now - last).as_nanos() as u64;
-                self.decode_steps += 1;
-            }
+        if let (1, Some(last)) = (rows, self.last_decode) {
+            self.decode_ns += (now - last).as_nanos() as u64;
+            self.decode_steps += 1;
         }
         self.last_decode = (rows == 1).then_some(now);
     }

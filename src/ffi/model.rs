@@ -13,9 +13,8 @@ use super::handle::Handles;
 use super::status::{LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NOT_FOUND, LES_ERR_NULL, LES_OK, LesStatus};
 
 /// A model whose experts can stream. Never dereferenced: a closed handle is noticed, not followed.
-#[repr(C)]
 pub struct LesModel {
-    _opaque: [u8; 0],
+    _opaque: (),
 }
 
 pub(super) static MODELS: Handles<Model> = Handles::new();
@@ -236,11 +235,7 @@ pub unsafe extern "C" fn les_model_info(handle: *const LesModel, info: *mut LesM
 /// # Safety
 /// `name` is NULL or a NUL-terminated string, `tensor` NULL or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn les_model_find(
-    handle: *const LesModel,
-    name: *const c_char,
-    tensor: *mut u32,
-) -> LesStatus {
+pub unsafe extern "C" fn les_model_find(handle: *const LesModel, name: *const c_char, tensor: *mut u32) -> LesStatus {
     guard(|| {
         let model = model(handle)?;
         // SAFETY: the caller vouches for `name`.
@@ -256,11 +251,7 @@ pub unsafe extern "C" fn les_model_find(
 /// # Safety
 /// `info` is NULL or a writable struct that begins with its size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn les_model_tensor(
-    handle: *const LesModel,
-    tensor: u32,
-    info: *mut LesTensorInfo,
-) -> LesStatus {
+pub unsafe extern "C" fn les_model_tensor(handle: *const LesModel, tensor: u32, info: *mut LesTensorInfo) -> LesStatus {
     guard(|| {
         let model = model(handle)?;
         let t = model.index().tensors.get(tensor as usize).ok_or(LES_ERR_NOT_FOUND)?;
@@ -283,18 +274,41 @@ pub unsafe extern "C" fn les_model_tensor(
     })
 }
 
-/// Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `message` one
-/// line for the user (empty for a model without routed experts). The choice holds for everything after it. Takes no
-/// memory yet. On failure `message` tells why. Any thread, before the first ticket.
+/// Whether `params` make sense for any model. If not, `err`, if there is room, tells why. Any thread.
 ///
 /// # Safety
-/// `params` is NULL or begins with its size and holds NULL or strings, `streams` is NULL or writable, `message` NULL or
-/// writable for `message_len` bytes.
+/// `params` is NULL or begins with its size and holds NULL or strings, `err` is NULL or writable for `err_len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_params_check(params: *const LesParams, err: *mut c_char, err_len: usize) -> LesStatus {
+    guard(|| {
+        // SAFETY: the caller vouches for `params`.
+        let params = unsafe { sized(params, DEFAULT_PARAMS) }?;
+        // SAFETY: the caller vouches for the strings in `params`.
+        match unsafe { options(&params) }? {
+            Ok(_) => Ok(LES_OK),
+            Err(e) => {
+                // SAFETY: the caller vouches for `err`.
+                unsafe { put_text(err, err_len, &e.to_string()) };
+                Err(LesStatus::from(&e))
+            }
+        }
+    })
+}
+
+/// Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
+/// the memory that they will take (the least, when that depends on what is left later), `message` one line for the user
+/// (empty for a model without routed experts). The choice holds for everything after it. Takes no memory yet. On
+/// failure `message` tells why. Any thread, before the first ticket.
+///
+/// # Safety
+/// `params` is NULL or begins with its size and holds NULL or strings, `streams` and `cache_bytes` are NULL or
+/// writable, `message` is NULL or writable for `message_len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn les_model_decide(
     handle: *const LesModel,
     params: *const LesParams,
     streams: *mut i32,
+    cache_bytes: *mut u64,
     message: *mut c_char,
     message_len: usize,
 ) -> LesStatus {
@@ -302,7 +316,7 @@ pub unsafe extern "C" fn les_model_decide(
         let model = model(handle)?;
         // SAFETY: the caller vouches for `params`.
         let params = unsafe { sized(params, DEFAULT_PARAMS) }?;
-        if streams.is_null() {
+        if streams.is_null() || cache_bytes.is_null() {
             return Err(LES_ERR_NULL);
         }
         // SAFETY: the caller vouches for the strings in `params`.
@@ -314,6 +328,8 @@ pub unsafe extern "C" fn les_model_decide(
             Ok(decision) => {
                 // SAFETY: the caller vouches for `message`.
                 unsafe { put_text(message, message_len, &decision.message) };
+                // SAFETY: the caller vouches for `cache_bytes`.
+                unsafe { put(cache_bytes, decision.cache_bytes) }?;
                 // SAFETY: the caller vouches for `streams`.
                 ok(unsafe { put(streams, i32::from(decision.streams)) })
             }
@@ -410,7 +426,7 @@ pub struct LesPhase {
     pub wait_ns: u64,
 }
 
-/// The main counters; `les_model_stats_json` has all.
+/// The main counters; `les_model_stats_write` writes all.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LesStats {
@@ -506,4 +522,3 @@ pub extern "C" fn les_memory_available() -> u64 {
     });
     available
 }
-

@@ -13,9 +13,8 @@ use super::model::{LesModel, model};
 use super::status::{LES_END, LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NULL, LES_OK, LesStatus};
 
 /// The experts of one operation, to be walked by every thread that computes it. Never dereferenced.
-#[repr(C)]
 pub struct LesTicket {
-    _opaque: [u8; 0],
+    _opaque: (),
 }
 
 struct Open {
@@ -32,7 +31,7 @@ pub struct LesOp {
     /// `sizeof(struct les_op)`.
     pub struct_size: usize,
     /// The router's picks: expert `i` of token `t` is the `int32_t` at `ids + t * ids_stride + i * 4`.
-    pub ids: *const c_void,
+    pub ids: *const i32,
     /// Bytes from one token's picks to the next's.
     pub ids_stride: usize,
     /// Picks per token.
@@ -41,7 +40,7 @@ pub struct LesOp {
     pub n_tokens: u32,
     /// What the experts are applied to, checked to be finite: row `r` begins at `input + r * input_stride` and has
     /// `n_input` floats. NULL: not checked.
-    pub input: *const c_void,
+    pub input: *const f32,
     /// Bytes from one row to the next.
     pub input_stride: usize,
     /// Floats per row.
@@ -75,7 +74,7 @@ const NO_OP: LesOp = LesOp {
 };
 
 /// Opens a ticket: starts the reads that the operation needs, and those that its layer will need next. The ids and the
-/// input are not used after the call. Any thread; one ticket per operation.
+/// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per operation.
 ///
 /// # Safety
 /// `op` is NULL or begins with its size; `op->ids` and `op->input` are NULL or readable as described there; `out` is
@@ -101,14 +100,14 @@ pub unsafe extern "C" fn les_ticket_open(
             // SAFETY: the caller vouches for n_tokens rows at this stride.
             let row = unsafe { op.ids.byte_add(t * op.ids_stride) };
             // SAFETY: ... of n_used ids each.
-            ids.extend_from_slice(unsafe { floats_or_ids(row, op.n_used) });
+            ids.extend_from_slice(unsafe { std::slice::from_raw_parts(row, op.n_used as usize) });
         }
         let n_rows = if op.input.is_null() { 0 } else { op.n_rows as usize };
         let input = (0..n_rows).map(|r| {
             // SAFETY: the caller vouches for n_rows rows at this stride.
             let row = unsafe { op.input.byte_add(r * op.input_stride) };
             // SAFETY: ... of n_input floats each.
-            unsafe { floats_or_ids(row, op.n_input) }
+            unsafe { std::slice::from_raw_parts(row, op.n_input as usize) }
         });
         let request =
             Request { tensor: op.tensor as usize, ids: &ids, rows: op.n_tokens as usize, walkers: op.n_walkers };
@@ -123,13 +122,6 @@ pub unsafe extern "C" fn les_ticket_open(
     })
 }
 
-/// # Safety
-/// `n` values of `T`, a number of four bytes, are readable at `at`.
-unsafe fn floats_or_ids<'a, T>(at: *const c_void, n: u32) -> &'a [T] {
-    // SAFETY: the caller vouches for n of them; ggml aligns both to four bytes.
-    unsafe { std::slice::from_raw_parts(at.cast::<T>(), n as usize) }
-}
-
 fn remember(model: &Model, error: &Error) -> LesStatus {
     model.set_last_error(error.to_string());
     LesStatus::from(error)
@@ -137,8 +129,8 @@ fn remember(model: &Model, error: &Error) -> LesStatus {
 
 /// The expert at `position` of the walk: 0 first, then 1, and so on; every walker sees the same order. By asking for a
 /// position a walker gives up the expert before. Waits for the device if need be. `*expert` and `*data` are valid until
-/// this walker's next call. After the last one the answer is `LES_END`, which closes the ticket for this walker; so
-/// does an error. Each walker in its own thread.
+/// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has
+/// after an error. Each walker in its own thread.
 ///
 /// # Safety
 /// `expert` and `data` are NULL or writable.
@@ -161,8 +153,14 @@ pub unsafe extern "C" fn les_ticket_next(
                 // SAFETY: the caller vouches for `data`.
                 ok(unsafe { put(data, std::ptr::with_exposed_provenance(address)) })
             }
-            Ok(Step::End) => Ok(LES_END),
-            Err(e) => Err(remember(&open.model, &e)),
+            Ok(Step::End) => {
+                close_if_left(ticket, &open);
+                Ok(LES_END)
+            }
+            Err(e) => {
+                close_if_left(ticket, &open);
+                Err(remember(&open.model, &e))
+            }
         }
     })
 }
@@ -172,12 +170,15 @@ pub unsafe extern "C" fn les_ticket_next(
 #[unsafe(no_mangle)]
 pub extern "C" fn les_ticket_leave(ticket: *mut LesTicket) -> LesStatus {
     guard(|| {
-        open(ticket)?.ticket.close();
+        let open = open(ticket)?;
+        open.ticket.close();
+        close_if_left(ticket, &open);
         Ok(LES_OK)
     })
 }
 
-/// Frees the handle, when all walkers have left. NULL is fine. Any thread.
+/// Gives up a ticket that not all walkers will leave by themselves; the last one to leave closes the handle otherwise.
+/// No walker may use an expert of it any more. NULL is fine. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn les_ticket_free(ticket: *mut LesTicket) -> LesStatus {
     guard(|| {
@@ -186,6 +187,12 @@ pub extern "C" fn les_ticket_free(ticket: *mut LesTicket) -> LesStatus {
         }
         TICKETS.close(ticket.addr()).map(|_| LES_OK).ok_or(LES_ERR_HANDLE)
     })
+}
+
+fn close_if_left(ticket: *mut LesTicket, open: &Open) {
+    if open.ticket.is_closed() {
+        TICKETS.close(ticket.addr());
+    }
 }
 
 fn open(ticket: *mut LesTicket) -> Result<Arc<Open>, LesStatus> {

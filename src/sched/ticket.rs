@@ -72,7 +72,11 @@ impl Ticket {
     /// [`Error::ExpertId`] for an id out of range; [`Error::Invalid`] for a tensor that is not there.
     pub fn open(streamer: Arc<Streamer>, request: Request) -> Result<Self> {
         let tensor = streamer.index.tensors.get(request.tensor).ok_or_else(|| {
-            Error::Invalid(format!("there is no expert tensor {}: the model has {}", request.tensor, streamer.index.tensors.len()))
+            Error::Invalid(format!(
+                "there is no expert tensor {}: the model has {}",
+                request.tensor,
+                streamer.index.tensors.len()
+            ))
         })?;
         if request.walkers == 0 {
             return Err(Error::Invalid("a ticket needs at least one walker".into()));
@@ -302,6 +306,11 @@ impl Ticket {
         self.give_back();
     }
 
+    /// Whether every walker has left.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) >= self.walkers
+    }
+
     fn give_back(&self) {
         let mut guard = self.streamer.core.lock();
         let core = &mut *guard;
@@ -327,7 +336,7 @@ impl Ticket {
 impl Drop for Ticket {
     /// A ticket whose walkers did not all come to the end gives its pins back here.
     fn drop(&mut self) {
-        if self.closed.load(Ordering::Acquire) < self.walkers {
+        if !self.is_closed() {
             self.give_back();
         }
     }

@@ -1,0 +1,477 @@
+// ggml-les: Lookahead Expert Scheduling. The C interface of the static library libles.a.
+//
+// Every function returns a status: LES_OK (0), LES_END (1) or a negative error. Outputs are written only on success.
+// Handles are checked at each call: NULL, a closed handle and a wrong struct size give a status, not a crash.
+// Functions may be called from any thread unless their description says otherwise.
+//
+// Generated from src/ffi by cbindgen; do not edit.
+
+#ifndef LES_H
+#define LES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Grows with every incompatible change of this interface.
+#define LES_ABI_VERSION 1
+
+// A model whose experts can stream. Never dereferenced: a closed handle is noticed, not followed.
+struct les_model;
+
+// The experts of one operation, to be walked by every thread that computes it. Never dereferenced.
+struct les_ticket;
+
+// What an exported function answers: 0 for success, 1 for the end of a walk, negative for errors.
+typedef int32_t les_status;
+
+// What a user may choose. Fill it with `les_params_default`, then change what matters.
+struct les_params {
+  // `sizeof(struct les_params)`.
+  size_t struct_size;
+  // "off", "auto" or "on"; NULL: "auto".
+  const char *mode;
+  // Memory for experts: "1500" (MiB), "3G", "512K", "40%" (of the experts), "min", "auto"; NULL: "auto".
+  const char *cache;
+  // "auto", "uring" or "pread"; NULL: "auto".
+  const char *io;
+  // The most reads in flight; 0: the default.
+  uint32_t io_depth;
+};
+
+// What is known of a model when it is open.
+struct les_model_info {
+  // `sizeof(struct les_model_info)`.
+  size_t struct_size;
+  // Bytes of all experts.
+  uint64_t expert_bytes;
+  // Bytes of all other tensors.
+  uint64_t dense_bytes;
+  // The smallest cache, in bytes: the experts of one token.
+  uint64_t floor_bytes;
+  // The largest useful cache, in bytes: all experts.
+  uint64_t all_bytes;
+  // Tensors of experts.
+  uint32_t n_tensors;
+  // Files.
+  uint32_t n_files;
+  // Experts used per token.
+  uint32_t n_expert_used;
+};
+
+// One tensor of experts.
+struct les_tensor_info {
+  // `sizeof(struct les_tensor_info)`.
+  size_t struct_size;
+  // Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later.
+  uint64_t offset;
+  // Bytes of one expert.
+  uint64_t expert_bytes;
+  // Which file (0: the first shard).
+  uint32_t file;
+  // The layer.
+  uint32_t layer;
+  // How many experts.
+  uint32_t n_expert;
+  // The tensor's ggml type.
+  uint32_t ggml_type;
+  // Its GGUF name.
+  char name[64];
+};
+
+// The counters of one phase.
+struct les_phase {
+  // Tokens that passed the first expert layer.
+  uint64_t tokens;
+  // Experts asked for.
+  uint64_t requests;
+  // Of these, in memory when asked for.
+  uint64_t hits;
+  // Bytes whose reading was started.
+  uint64_t bytes_read;
+  // Nanoseconds that the computation waited for reads.
+  uint64_t wait_ns;
+};
+
+// The main counters; `les_model_stats_write` writes all.
+struct les_stats {
+  // `sizeof(struct les_stats)`.
+  size_t struct_size;
+  // Tokens generated one at a time.
+  struct les_phase decode;
+  // Several tokens at once.
+  struct les_phase prompt;
+  // Bytes of all slots.
+  uint64_t cache_bytes;
+  // Experts evicted.
+  uint64_t evictions;
+  // Reads that failed.
+  uint64_t read_errors;
+  // Nanoseconds from one generated token to the next, summed over `decode_steps`.
+  uint64_t decode_ns;
+  // See `decode_ns`.
+  uint64_t decode_steps;
+  // The largest resident set of the process so far, in bytes; 0 where the system does not tell.
+  uint64_t peak_rss_bytes;
+};
+
+// One operation: what the router picked, for one tensor of experts.
+struct les_op {
+  // `sizeof(struct les_op)`.
+  size_t struct_size;
+  // The router's picks: expert `i` of token `t` is the `int32_t` at `ids + t * ids_stride + i * 4`.
+  const int32_t *ids;
+  // Bytes from one token's picks to the next's.
+  size_t ids_stride;
+  // Picks per token.
+  uint32_t n_used;
+  // Tokens.
+  uint32_t n_tokens;
+  // What the experts are applied to, checked to be finite: row `r` begins at `input + r * input_stride` and has
+  // `n_input` floats. NULL: not checked.
+  const float *input;
+  // Bytes from one row to the next.
+  size_t input_stride;
+  // Floats per row.
+  uint32_t n_input;
+  // Rows.
+  uint32_t n_rows;
+  // The tensor's number, from `les_model_find`.
+  uint32_t tensor;
+  // How many threads will walk the ticket.
+  uint32_t n_walkers;
+};
+
+// Success.
+#define LES_OK 0
+
+// The walk is at its end: there are no more experts.
+#define LES_END 1
+
+// A pointer that must not be NULL is NULL.
+#define LES_ERR_NULL -1
+
+// The handle is not one that is open: it was closed, or never was one.
+#define LES_ERR_HANDLE -2
+
+// An argument makes no sense.
+#define LES_ERR_INVALID -3
+
+// `struct_size` is not the size of a known version of the struct.
+#define LES_ERR_STRUCT_SIZE -4
+
+// A file could not be opened or inspected.
+#define LES_ERR_FILE -5
+
+// A file is no GGUF that can be streamed from.
+#define LES_ERR_FORMAT -6
+
+// A read of an expert failed.
+#define LES_ERR_READ -7
+
+// A file was changed while the model was in use.
+#define LES_ERR_CHANGED -8
+
+// The cache is smaller than one token's experts.
+#define LES_ERR_BUDGET -9
+
+// The router named an expert that is not there.
+#define LES_ERR_EXPERT_ID -10
+
+// The input of the experts has a value that is not finite.
+#define LES_ERR_NOT_A_NUMBER -11
+
+// The device does not answer.
+#define LES_ERR_STALLED -12
+
+// The system refused memory or another resource.
+#define LES_ERR_SYSTEM -13
+
+// There is no such tensor, or nothing to report yet.
+#define LES_ERR_NOT_FOUND -14
+
+// A defect of this library: a panic was caught. The handle stays usable or reports errors; nothing is undefined.
+#define LES_ERR_PANIC -15
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The `LES_ABI_VERSION` that the library was built with; compare it with the header's. Any thread.
+uint32_t les_abi_version(void);
+
+// The library's version, such as "0.1.0", valid forever. Any thread.
+const char *les_version(void);
+
+// Fills `params` with the defaults and its own size. Any thread.
+//
+// `params` is NULL or valid for writing a `struct les_params`.
+les_status les_params_default(struct les_params *params);
+
+// Opens the model whose first (or only) shard is at `path`; reads headers only. On success `*out` is a handle for
+// `les_model_free`. On failure `err`, if there is room, tells why. Any thread.
+//
+// `path` is NULL or a NUL-terminated string, `out` NULL or writable, `err` NULL or writable for `err_len` bytes.
+les_status les_model_open(const char *path,
+                          struct les_model **out,
+                          char *err,
+                          size_t err_len);
+
+// Opens a model whose `n` shards are at `paths`, in their order, whatever their names. Otherwise `les_model_open`.
+//
+// As `les_model_open`; `paths` is NULL or points to `n` such strings.
+les_status les_model_open_shards(const char *const *paths,
+                                 size_t n,
+                                 struct les_model **out,
+                                 char *err,
+                                 size_t err_len);
+
+// Closes the handle. Tickets that are open keep what they need until they are closed. NULL is fine. Any thread.
+les_status les_model_free(struct les_model *model);
+
+// Fills `info`, whose `struct_size` the caller has set. Any thread.
+//
+// `info` is NULL or a writable struct that begins with its size.
+les_status les_model_info(const struct les_model *handle, struct les_model_info *info);
+
+// The number of the tensor of experts named `name`, for `les_op`. `LES_ERR_NOT_FOUND` when it does not stream. Any
+// thread.
+//
+// `name` is NULL or a NUL-terminated string, `tensor` NULL or writable.
+les_status les_model_find(const struct les_model *handle,
+                          const char *name,
+                          uint32_t *tensor);
+
+// Fills `info`, whose `struct_size` the caller has set, for tensor number `tensor`. Any thread.
+//
+// `info` is NULL or a writable struct that begins with its size.
+les_status les_model_tensor(const struct les_model *handle,
+                            uint32_t tensor,
+                            struct les_tensor_info *info);
+
+// Whether `params` make sense for any model. If not, `err`, if there is room, tells why. Any thread.
+//
+// `params` is NULL or begins with its size and holds NULL or strings, `err` is NULL or writable for `err_len` bytes.
+les_status les_params_check(const struct les_params *params,
+                            char *err,
+                            size_t err_len);
+
+// Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
+// the memory that they will take (the least, when that depends on what is left later), `message` one line for the user
+// (empty for a model without routed experts). The choice holds for everything after it. Takes no memory yet. On
+// failure `message` tells why. Any thread, before the first ticket.
+//
+// `params` is NULL or begins with its size and holds NULL or strings, `streams` and `cache_bytes` are NULL or
+// writable, `message` is NULL or writable for `message_len` bytes.
+les_status les_model_decide(const struct les_model *handle,
+                            const struct les_params *params,
+                            int32_t *streams,
+                            uint64_t *cache_bytes,
+                            char *message,
+                            size_t message_len);
+
+// Takes the memory and starts the I/O now; the first ticket does it otherwise. Any thread.
+//
+// `err` is NULL or writable for `err_len` bytes.
+les_status les_model_start(const struct les_model *handle, char *err, size_t err_len);
+
+// Drops what the page cache holds of the model's files: call it when all other weights are loaded. Any thread.
+les_status les_model_forget_cached(const struct les_model *handle);
+
+// What the user should know of how the files are read, in one line; empty when all is as it should be. Any thread.
+//
+// `buf` is NULL or writable for `len` bytes.
+les_status les_model_notice(const struct les_model *handle,
+                            char *buf,
+                            size_t len);
+
+// What went wrong last in a ticket of this model; empty if nothing did. Any thread.
+//
+// `buf` is NULL or writable for `len` bytes.
+les_status les_model_last_error(const struct les_model *handle, char *buf, size_t len);
+
+// Fills `stats`, whose `struct_size` the caller has set. `LES_ERR_NOT_FOUND` before the first ticket. Any thread.
+//
+// `stats` is NULL or a writable struct that begins with its size.
+les_status les_model_stats(const struct les_model *handle,
+                           struct les_stats *stats);
+
+// Writes all counters as JSON to the file `path`. `LES_ERR_NOT_FOUND` before the first ticket. Any thread.
+//
+// `path` is NULL or a NUL-terminated string.
+les_status les_model_stats_write(const struct les_model *handle,
+                                 const char *path);
+
+// Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
+// thread.
+uint64_t les_memory_available(void);
+
+// A short English text for a status, never NULL, valid forever. Any thread.
+const char *les_status_str(les_status status);
+
+// Opens a ticket: starts the reads that the operation needs, and those that its layer will need next. The ids and the
+// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per operation.
+//
+// `op` is NULL or begins with its size; `op->ids` and `op->input` are NULL or readable as described there; `out` is
+// NULL or writable.
+les_status les_ticket_open(const struct les_model *handle,
+                           const struct les_op *op,
+                           struct les_ticket **out);
+
+// The expert at `position` of the walk: 0 first, then 1, and so on; every walker sees the same order. By asking for a
+// position a walker gives up the expert before. Waits for the device if need be. `*expert` and `*data` are valid until
+// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has
+// after an error. Each walker in its own thread.
+//
+// `expert` and `data` are NULL or writable.
+les_status les_ticket_next(struct les_ticket *ticket,
+                           uint32_t position,
+                           uint32_t *expert,
+                           const void **data);
+
+// Leaves a walk before its end: like reading on to `LES_END`. Each walker at most once, and not after `LES_END` or an
+// error. Any thread.
+les_status les_ticket_leave(struct les_ticket *ticket);
+
+// Gives up a ticket that not all walkers will leave by themselves; the last one to leave closes the handle otherwise.
+// No walker may use an expert of it any more. NULL is fine. Any thread.
+les_status les_ticket_free(struct les_ticket *ticket);
+
+// A short English text for a status, never NULL, valid forever. Any thread.
+const char *les_status_str(les_status status);
+
+// Fills `params` with the defaults and its own size. Any thread.
+//
+// `params` is NULL or valid for writing a `struct les_params`.
+les_status les_params_default(struct les_params *params);
+
+// Opens the model whose first (or only) shard is at `path`; reads headers only. On success `*out` is a handle for
+// `les_model_free`. On failure `err`, if there is room, tells why. Any thread.
+//
+// `path` is NULL or a NUL-terminated string, `out` NULL or writable, `err` NULL or writable for `err_len` bytes.
+les_status les_model_open(const char *path,
+                          struct les_model **out,
+                          char *err,
+                          size_t err_len);
+
+// Opens a model whose `n` shards are at `paths`, in their order, whatever their names. Otherwise `les_model_open`.
+//
+// As `les_model_open`; `paths` is NULL or points to `n` such strings.
+les_status les_model_open_shards(const char *const *paths,
+                                 size_t n,
+                                 struct les_model **out,
+                                 char *err,
+                                 size_t err_len);
+
+// Closes the handle. Tickets that are open keep what they need until they are closed. NULL is fine. Any thread.
+les_status les_model_free(struct les_model *model);
+
+// Fills `info`, whose `struct_size` the caller has set. Any thread.
+//
+// `info` is NULL or a writable struct that begins with its size.
+les_status les_model_info(const struct les_model *handle, struct les_model_info *info);
+
+// The number of the tensor of experts named `name`, for `les_op`. `LES_ERR_NOT_FOUND` when it does not stream. Any
+// thread.
+//
+// `name` is NULL or a NUL-terminated string, `tensor` NULL or writable.
+les_status les_model_find(const struct les_model *handle,
+                          const char *name,
+                          uint32_t *tensor);
+
+// Fills `info`, whose `struct_size` the caller has set, for tensor number `tensor`. Any thread.
+//
+// `info` is NULL or a writable struct that begins with its size.
+les_status les_model_tensor(const struct les_model *handle,
+                            uint32_t tensor,
+                            struct les_tensor_info *info);
+
+// Whether `params` make sense for any model. If not, `err`, if there is room, tells why. Any thread.
+//
+// `params` is NULL or begins with its size and holds NULL or strings, `err` is NULL or writable for `err_len` bytes.
+les_status les_params_check(const struct les_params *params,
+                            char *err,
+                            size_t err_len);
+
+// Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
+// the memory that they will take (the least, when that depends on what is left later), `message` one line for the user
+// (empty for a model without routed experts). The choice holds for everything after it. Takes no memory yet. On
+// failure `message` tells why. Any thread, before the first ticket.
+//
+// `params` is NULL or begins with its size and holds NULL or strings, `streams` and `cache_bytes` are NULL or
+// writable, `message` is NULL or writable for `message_len` bytes.
+les_status les_model_decide(const struct les_model *handle,
+                            const struct les_params *params,
+                            int32_t *streams,
+                            uint64_t *cache_bytes,
+                            char *message,
+                            size_t message_len);
+
+// Takes the memory and starts the I/O now; the first ticket does it otherwise. Any thread.
+//
+// `err` is NULL or writable for `err_len` bytes.
+les_status les_model_start(const struct les_model *handle, char *err, size_t err_len);
+
+// Drops what the page cache holds of the model's files: call it when all other weights are loaded. Any thread.
+les_status les_model_forget_cached(const struct les_model *handle);
+
+// What the user should know of how the files are read, in one line; empty when all is as it should be. Any thread.
+//
+// `buf` is NULL or writable for `len` bytes.
+les_status les_model_notice(const struct les_model *handle,
+                            char *buf,
+                            size_t len);
+
+// What went wrong last in a ticket of this model; empty if nothing did. Any thread.
+//
+// `buf` is NULL or writable for `len` bytes.
+les_status les_model_last_error(const struct les_model *handle, char *buf, size_t len);
+
+// Fills `stats`, whose `struct_size` the caller has set. `LES_ERR_NOT_FOUND` before the first ticket. Any thread.
+//
+// `stats` is NULL or a writable struct that begins with its size.
+les_status les_model_stats(const struct les_model *handle,
+                           struct les_stats *stats);
+
+// Writes all counters as JSON to the file `path`. `LES_ERR_NOT_FOUND` before the first ticket. Any thread.
+//
+// `path` is NULL or a NUL-terminated string.
+les_status les_model_stats_write(const struct les_model *handle,
+                                 const char *path);
+
+// Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
+// thread.
+uint64_t les_memory_available(void);
+
+// Opens a ticket: starts the reads that the operation needs, and those that its layer will need next. The ids and the
+// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per operation.
+//
+// `op` is NULL or begins with its size; `op->ids` and `op->input` are NULL or readable as described there; `out` is
+// NULL or writable.
+les_status les_ticket_open(const struct les_model *handle,
+                           const struct les_op *op,
+                           struct les_ticket **out);
+
+// The expert at `position` of the walk: 0 first, then 1, and so on; every walker sees the same order. By asking for a
+// position a walker gives up the expert before. Waits for the device if need be. `*expert` and `*data` are valid until
+// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has
+// after an error. Each walker in its own thread.
+//
+// `expert` and `data` are NULL or writable.
+les_status les_ticket_next(struct les_ticket *ticket,
+                           uint32_t position,
+                           uint32_t *expert,
+                           const void **data);
+
+// Leaves a walk before its end: like reading on to `LES_END`. Each walker at most once, and not after `LES_END` or an
+// error. Any thread.
+les_status les_ticket_leave(struct les_ticket *ticket);
+
+// Gives up a ticket that not all walkers will leave by themselves; the last one to leave closes the handle otherwise.
+// No walker may use an expert of it any more. NULL is fine. Any thread.
+les_status les_ticket_free(struct les_ticket *ticket);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* LES_H */
