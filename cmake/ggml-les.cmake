@@ -222,4 +222,10 @@ endfunction()
 # when all of them are there.
 if (PROJECT_NAME STREQUAL "llama.cpp" AND CMAKE_CURRENT_SOURCE_DIR STREQUAL PROJECT_SOURCE_DIR AND NOT TARGET ggml-base)
     cmake_language(DEFER CALL ggml_les_attach)
+    # A tree without a repository of its own must not take the commit of one around it for its version: all of ggml
+    # would be compiled anew after each of our commits.
+    if (NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/.git")
+        get_filename_component(LES_CEILING "${CMAKE_CURRENT_SOURCE_DIR}" DIRECTORY)
+        set(ENV{GIT_CEILING_DIRECTORIES} "${LES_CEILING}")
+    endif()
 endif()

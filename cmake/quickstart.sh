@@ -12,6 +12,7 @@ LES_ROOT=$(cd "$(dirname "$0")/.." && pwd)
 . "$LES_ROOT/cmake/setup.sh"
 
 les_find_tools
+# shellcheck disable=SC2119 # our prompt is not for it
 les_build
 
 prompt=${1:-The function returns a new list that}
