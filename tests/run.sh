@@ -103,7 +103,7 @@ stock() {
 step tools tools || finish
 les_find_tools # again, as a step cannot change our PATH
 
-step fmt cargo fmt --check
+step fmt cargo fmt --check -- --color never
 step clippy cargo clippy --locked --all-targets -- -D warnings
 step test cargo test --locked
 step doc doc
