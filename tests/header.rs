@@ -10,9 +10,6 @@ fn the_header_is_current() {
     let mut made = Vec::new();
     cbindgen::Builder::new()
         .with_src(root.join("src/ffi/mod.rs"))
-        .with_src(root.join("src/ffi/status.rs"))
-        .with_src(root.join("src/ffi/model.rs"))
-        .with_src(root.join("src/ffi/ticket.rs"))
         .with_config(config)
         .generate()
         .unwrap()
