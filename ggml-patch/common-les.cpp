@@ -63,17 +63,36 @@ bool common_les_parse(int argc, char ** argv, int & i) {
     return false;
 }
 
-void common_les_announce() {
-    char text[1024] = "";
-    ggml_les_take_message(text, sizeof(text));
-    if (*text) {
+std::string common_les_usage() {
+    std::string usage;
+    for (const les_flag & f : les_flags) {
+        char line[512];
+        const std::string flag = std::string(f.flag) + " <" + f.hint + ">";
+        snprintf(line, sizeof(line), "  %-43s %s\n", flag.c_str(), f.help);
+        usage += line;
+    }
+    return usage;
+}
+
+static void les_print(FILE * file, const char * text) {
+    if (file) {
+        fprintf(file, "les: %s\n", text);
+    } else {
         LOG_INF("les: %s\n", text);
     }
 }
 
-void common_les_report() {
+void common_les_announce(FILE * file) {
+    char text[1024] = "";
+    ggml_les_take_message(text, sizeof(text));
+    if (*text) {
+        les_print(file, text);
+    }
+}
+
+void common_les_report(FILE * file) {
     char text[1024] = "";
     for (int i = 0; ggml_les_summary(i, text, sizeof(text)); i++) {
-        LOG_INF("les: %s\n", text);
+        les_print(file, text);
     }
 }

@@ -4,6 +4,8 @@
 
 #include "arg.h"
 
+#include <cstdio>
+#include <string>
 #include <vector>
 
 std::vector<common_arg> common_les_args();
@@ -12,7 +14,10 @@ std::vector<common_arg> common_les_args();
 // throws std::invalid_argument
 bool common_les_parse(int argc, char ** argv, int & i);
 
-// prints what was decided about the model that was loaded last
-void common_les_announce();
+// the flags' help for such a program
+std::string common_les_usage();
+
+// prints what was decided about the model that was loaded last; to the log, or to a file
+void common_les_announce(FILE * file = nullptr);
 // prints a summary of each model that streams
-void common_les_report();
+void common_les_report(FILE * file = nullptr);

@@ -1,6 +1,7 @@
 #include "ggml-les-cpu.h"
 
 #include "ggml-impl.h"
+#include "ggml-cpu.h"
 #include "traits.h"
 
 #include <new>

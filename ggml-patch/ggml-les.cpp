@@ -7,13 +7,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cinttypes>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 // a tensor's place in the model that it belongs to, kept in tensor->extra
 struct les_tensor {
@@ -26,7 +27,6 @@ struct ggml_les_model {
     std::string            name;       // file name, for reports
     std::string            stats_path; // written when the model is freed
     std::atomic<int>       n_refs { 1 };
-    bool                   streams = false;
     std::deque<les_tensor> tensors;    // addresses are kept by tensors
 };
 
@@ -35,7 +35,7 @@ namespace {
 struct les_options {
     std::map<std::string, std::string> values;
 
-    // the value set by the program, else the environment's, else the default
+    // the value set by the program, else the environment's, else nothing: the default
     std::string get(const std::string & name) const {
         const auto it = values.find(name);
         if (it != values.end()) {
@@ -146,8 +146,10 @@ bool ggml_les_set_option(const char * name, const char * value, char * err, size
 
 // loading
 
-ggml_les_load::ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc) : dry(no_alloc) {
+bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_splits, bool no_alloc,
+                         bool * streams, char * err, size_t err_len) {
     load_cache_bytes = 0;
+    *streams = false;
 
     std::string mode, cache, io, depth, stats;
     {
@@ -159,32 +161,24 @@ ggml_les_load::ggml_les_load(const std::string & fname, const std::vector<std::s
         io    = options.get("io");
         depth = options.get("io-depth");
         stats = state().live.empty() ? options.get("stats") : "";
-        if (!dry) {
+        if (!no_alloc) {
             state().message.clear();
         }
     }
-    if (mode == "off" || fname.empty()) {
-        return;
+    if (mode == "off" || *fname == 0) {
+        return true;
     }
 
-    char text[1024] = "";
     les_model * handle = nullptr;
-    std::vector<const char *> paths;
-    for (const auto & split : splits) {
-        paths.push_back(split.c_str());
-    }
-    const int status = paths.empty()
-        ? les_model_open(fname.c_str(), &handle, text, sizeof(text))
-        : les_model_open_shards(paths.data(), paths.size(), &handle, text, sizeof(text));
+    const int status = n_splits == 0
+        ? les_model_open(fname, &handle, err, err_len)
+        : les_model_open_shards(splits, n_splits, &handle, err, err_len);
     if (status != LES_OK) {
-        if (mode == "on") {
-            throw std::runtime_error(std::string("les: ") + text);
-        }
-        GGML_LOG_DEBUG("les: %s\n", text); // llama.cpp will say what is wrong with the file, if anything is
-        return;
+        GGML_LOG_DEBUG("les: %s\n", err);
+        return mode != "on"; // llama.cpp will say what is wrong with the file, if anything is
     }
 
-    model = new ggml_les_model();
+    ggml_les_model * model = new ggml_les_model();
     model->handle     = handle;
     model->name       = base_name(fname);
     model->stats_path = stats;
@@ -195,55 +189,51 @@ ggml_les_load::ggml_les_load(const std::string & fname, const std::vector<std::s
     params.cache    = cache.c_str();
     params.io       = io.c_str();
     params.io_depth = (uint32_t) strtoul(depth.c_str(), nullptr, 10);
-    int32_t  streams = 0;
-    uint64_t budget  = 0;
-    if (les_model_decide(handle, &params, &streams, &budget, text, sizeof(text)) != LES_OK) {
-        ggml_les_model_release(model);
-        throw std::runtime_error(std::string("les: ") + text);
-    }
-    model->streams = streams != 0;
-    if (model->streams) {
-        load_model       = model;
-        load_cache_bytes = budget;
-    }
-    if (!dry) {
+    char     text[1024] = "";
+    int32_t  decision = 0;
+    uint64_t budget   = 0;
+    const bool decided = les_model_decide(handle, &params, &decision, &budget, text, sizeof(text)) == LES_OK;
+    if (!no_alloc) {
         std::lock_guard<std::mutex> lock(state().mutex);
         state().message = text;
-        if (*text) {
-            GGML_LOG_INFO("les: %s\n", text);
-        }
-        if (model->streams) {
-            state().live.push_back(model);
-        }
     }
-}
-
-ggml_les_load::~ggml_les_load() {
-    load_model = nullptr;
-    if (model) {
+    if (!decided || !decision) {
         ggml_les_model_release(model);
+        copy_text(err, err_len, text);
+        return decided;
     }
+
+    *streams = true;
+    load_model       = model;
+    load_cache_bytes = budget;
+    if (!no_alloc) {
+        GGML_LOG_INFO("les: %s\n", text);
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().live.push_back(model);
+    }
+    return true;
 }
 
-bool ggml_les_load::streams() const {
-    return model && model->streams;
-}
-
-void ggml_les_load::done() {
-    if (!streams() || dry) {
+void ggml_les_load_done(void) {
+    if (!load_model) {
         return;
     }
-    if (model->tensors.empty()) {
+    if (load_model->tensors.empty()) {
         GGML_LOG_WARN("les: no expert is left to the CPU, so that none streams; --cpu-moe leaves them there\n");
-        forget_live(model);
+        forget_live(load_model);
         return;
     }
-    les_model_forget_cached(model->handle);
+    les_model_forget_cached(load_model->handle);
     char text[1024] = "";
-    les_model_notice(model->handle, text, sizeof(text));
+    les_model_notice(load_model->handle, text, sizeof(text));
     if (*text) {
         GGML_LOG_WARN("les: %s\n", text);
     }
+}
+
+void ggml_les_load_end(void) {
+    ggml_les_model_release(load_model);
+    load_model = nullptr;
 }
 
 int ggml_les_load_find(const char * name) {
@@ -320,11 +310,11 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
 
     les_op op = {};
     op.struct_size  = sizeof(op);
-    op.ids          = ids->data;
+    op.ids          = (const int32_t *) ids->data;
     op.ids_stride   = ids->nb[1];
     op.n_used       = ids->ne[0];
     op.n_tokens     = ids->ne[1];
-    op.input        = rows ? src1->data : nullptr;
+    op.input        = rows ? (const float *) src1->data : nullptr;
     op.input_stride = src1->ne[1] == 1 ? src1->nb[2] : src1->nb[1];
     op.n_input      = src1->ne[0];
     op.n_rows       = src1->ne[1]*src1->ne[2];
@@ -362,6 +352,12 @@ int ggml_les_walk_next(struct ggml_les_walk * walk) {
     }
     walk->src0.data = (char *) data - expert*walk->src0.nb[2];
     return (int) expert;
+}
+
+bool ggml_les_walk_end(struct ggml_les_walk * walk) {
+    // a walk that used every expert has not been told of its end yet
+    ggml_les_walk_next(walk);
+    return !walk->failed;
 }
 
 // reports

@@ -30,6 +30,16 @@ GGML_API size_t ggml_les_cache_bytes(void);
 
 // loading: the model loader's calls
 
+// begins the load of a model by this thread, and decides whether its experts stream
+// splits: the shards when their names do not follow the naming scheme; no_alloc: only sizes are wanted
+// returns false and fills err when the load cannot succeed
+GGML_API bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_splits, bool no_alloc,
+                                  bool * streams, char * err, size_t err_len);
+// the weights are loaded
+GGML_API void ggml_les_load_done(void);
+// ends the load, whatever became of it
+GGML_API void ggml_les_load_end(void);
+
 // the number of a tensor of the model that this thread is loading, or -1 when it does not stream
 GGML_API int ggml_les_load_find(const char * name);
 // true when the tensor streams: the loader must not load it. Aborts the load by an exception when file and offset are
@@ -64,29 +74,35 @@ GGML_API bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads);
 GGML_API void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor * dst);
 // the next expert, with its address in walk->src0; -1 at the end or when a read failed (then walk->failed)
 GGML_API int  ggml_les_walk_next(struct ggml_les_walk * walk);
+// every thread, after its last expert; returns false when the operation failed
+GGML_API bool ggml_les_walk_end(struct ggml_les_walk * walk);
 
 #ifdef __cplusplus
 }
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-// one load of a model on this thread: decides whether its experts stream. Throws std::runtime_error
-struct GGML_API ggml_les_load {
-    // splits: the shards when their names do not follow the naming scheme
-    // no_alloc: only sizes are wanted
-    ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc);
-    ~ggml_les_load();
+// one load of a model on this thread
+struct ggml_les_load {
+    ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc) {
+        std::vector<const char *> paths;
+        for (const auto & split : splits) {
+            paths.push_back(split.c_str());
+        }
+        char err[1024] = "";
+        if (!ggml_les_load_begin(fname.c_str(), paths.data(), paths.size(), no_alloc, &streams, err, sizeof(err))) {
+            throw std::runtime_error(std::string("les: ") + err);
+        }
+    }
+    ~ggml_les_load() {
+        ggml_les_load_end();
+    }
 
     ggml_les_load(const ggml_les_load &) = delete;
     ggml_les_load & operator=(const ggml_les_load &) = delete;
 
-    bool streams() const;
-    // the weights are loaded
-    void done();
-
-private:
-    ggml_les_model * model = nullptr;
-    bool dry = false;
+    bool streams = false;
 };
 #endif

@@ -1,1 +1,327 @@
+//! A device made of memory: reads complete when the test lets them, in any order, with any result. It checks at each
+//! read that the slot it goes to is nobody's.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::store::testing::index;
+use crate::store::{Lru, Plan};
+
+/// What the device does with its next completion.
+type Script = Box<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
+
+struct Device {
+    depth: usize,
+    state: Mutex<DeviceState>,
+    script: Script,
+    newest_first: bool,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct DeviceState {
+    queued: Vec<Read>,
+    count: u64,
+}
+
+/// What tests look at.
+#[derive(Default)]
+struct Shared {
+    /// Arena offsets that a walker uses now.
+    used: Mutex<HashSet<usize>>,
+    /// Blocks in the order in which their reads were submitted.
+    order: Mutex<Vec<u64>>,
+}
+
+impl Engine for Device {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn submit(&self, reads: &[Read]) {
+        let used = self.shared.used.lock();
+        let mut state = self.state.lock();
+        for read in reads {
+            assert!(!used.contains(&read.buf), "a slot in use is read into");
+            assert!(state.queued.iter().all(|r| r.buf != read.buf), "two reads into one slot");
+            state.queued.push(*read);
+            self.shared.order.lock().push(read.token);
+        }
+        assert!(state.queued.len() <= self.depth, "more reads in flight than allowed");
+    }
+
+    fn reap(&self, _: Duration, out: &mut Vec<Completion>) {
+        let mut state = self.state.lock();
+        if state.queued.is_empty() {
+            return;
+        }
+        let read = if self.newest_first { state.queued.pop().unwrap() } else { state.queued.remove(0) };
+        state.count += 1;
+        out.push(Completion { token: read.token, result: (self.script)(state.count) });
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+struct SameFile;
+
+impl FileGuard for SameFile {
+    fn check(&self, _: u32) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct ChangedFile;
+
+impl FileGuard for ChangedFile {
+    fn check(&self, _: u32) -> Result<()> {
+        Err(Error::Changed { path: "test.gguf".into(), what: "size".into() })
+    }
+}
+
+struct Setup {
+    spare_slots: u64,
+    depth: usize,
+    newest_first: bool,
+    guard: Arc<dyn FileGuard>,
+    script: Script,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { spare_slots: 0, depth: 4, newest_first: false, guard: Arc::new(SameFile), script: Box::new(|_| Ok(())) }
+    }
+}
+
+/// Two layers of 8 experts, 2 used; all matrices have 512 bytes, so that there is one class of slots.
+fn streamer(setup: Setup) -> (Arc<Streamer>, Arc<Shared>) {
+    let index = Arc::new(index(2, 8, 2, &[480, 480, 480]));
+    let (floor, _) = Plan::bounds(&index, 512);
+    let slot = Plan::new(&index, 512, floor).unwrap().classes[0].slot_bytes;
+    let plan = Plan::new(&index, 512, floor + setup.spare_slots * slot).unwrap();
+    let arena = Arc::new(Arena::new(plan.bytes() as usize).unwrap());
+    let store = Store::new(plan.clone(), Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len())));
+    let shared = Arc::new(Shared::default());
+    let device = Device {
+        depth: setup.depth,
+        state: Mutex::new(DeviceState::default()),
+        script: setup.script,
+        newest_first: setup.newest_first,
+        shared: shared.clone(),
+    };
+    (Arc::new(Streamer::new(index, store, setup.guard, arena, Box::new(device))), shared)
+}
+
+fn request(tensor: usize, ids: &[i32], walkers: u32) -> Request<'_> {
+    Request { tensor, ids, rows: 1, walkers }
+}
+
+/// Walks to the end; the experts in the order in which they came.
+fn walk(s: &Streamer, shared: &Shared, ticket: &Ticket) -> Result<Vec<u32>, Arc<Error>> {
+    let base = s.arena.at(0, 0) as usize;
+    let mut experts = Vec::new();
+    for position in 0.. {
+        match ticket.next(position)? {
+            Step::Expert { expert, address } => {
+                let slot = (address - base) / 512 * 512;
+                shared.used.lock().insert(slot);
+                experts.push(expert);
+                #[cfg(feature = "shuttle")]
+                shuttle::thread::yield_now();
+                shared.used.lock().remove(&slot);
+            }
+            Step::End => break,
+        }
+    }
+    Ok(experts)
+}
+
+fn run(s: &Arc<Streamer>, shared: &Shared, tensor: usize, ids: &[i32]) -> Result<Vec<u32>, Arc<Error>> {
+    let ticket = Ticket::open(s.clone(), request(tensor, ids, 1)).map_err(Arc::new)?;
+    walk(s, shared, &ticket)
+}
+
+#[cfg(not(feature = "shuttle"))]
+mod sequential {
+    use super::*;
+
+    #[test]
+    fn every_expert_comes_once_and_the_ready_ones_first() {
+        let (s, shared) = streamer(Setup::default());
+        assert_eq!(run(&s, &shared, 0, &[5, 1, 5]).unwrap(), [1, 5]);
+        assert_eq!(run(&s, &shared, 0, &[0, 5]).unwrap(), [5, 0]);
+        assert_eq!(run(&s, &shared, 0, &[]).unwrap(), [0u32; 0]);
+    }
+
+    #[test]
+    fn parts_are_read_in_the_order_of_use() {
+        let (s, shared) = streamer(Setup { depth: 1, ..Default::default() });
+        run(&s, &shared, 0, &[2, 3]).unwrap();
+        run(&s, &shared, 1, &[2, 3]).unwrap();
+        run(&s, &shared, 2, &[2, 3]).unwrap();
+        // blocks: up 0..8, gate 8..16, down 16..24
+        assert_eq!(*shared.order.lock(), [2, 3, 10, 11, 18, 19]);
+        let stats = s.stats();
+        assert_eq!((stats.decode.requests, stats.decode.misses, stats.decode.bytes_read), (2, 2, 6 * 512 + 6 * 512));
+    }
+
+    #[test]
+    fn more_experts_than_slots_come_one_after_the_other() {
+        let (s, shared) = streamer(Setup::default());
+        let all: Vec<i32> = (0..8).collect();
+        let slots = s.core.lock().store.plan().classes[0].slots;
+        for tensor in [0, 1, 2, 3, 4, 5, 0] {
+            let mut experts = run(&s, &shared, tensor, &all).unwrap();
+            experts.sort_unstable();
+            assert_eq!(experts, (0..8).collect::<Vec<_>>());
+        }
+        assert!(slots < 24, "the test wants a small store");
+    }
+
+    #[test]
+    fn an_id_out_of_range_is_an_error() {
+        let (s, shared) = streamer(Setup::default());
+        for bad in [-1, 8, i32::MAX, i32::MIN] {
+            assert!(
+                matches!(&*run(&s, &shared, 0, &[1, bad]).unwrap_err(), Error::ExpertId { expert, .. } if *expert == i64::from(bad))
+            );
+        }
+        assert!(matches!(&*run(&s, &shared, 6, &[1]).unwrap_err(), Error::Invalid(_)));
+        assert_eq!(run(&s, &shared, 0, &[1]).unwrap(), [1]);
+    }
+
+    #[test]
+    fn a_failing_read_fails_its_operation_once_whichever_it_is() {
+        for n in 1..=6 {
+            let script: Script = Box::new(move |i| if i == n { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) });
+            let (s, shared) = streamer(Setup { script, ..Default::default() });
+            let failures: Vec<_> = (0..3).filter_map(|t| run(&s, &shared, t, &[2, 3]).err()).collect();
+            assert_eq!(failures.len(), 1, "read {n}");
+            let text = failures[0].to_string();
+            assert!(text.contains("test.gguf") && text.contains("blk.0") && text.contains("os error 5"), "{text}");
+            for t in 0..3 {
+                run(&s, &shared, t, &[2, 3]).unwrap();
+            }
+            let core = s.core.lock();
+            assert!((0..48).all(|b| core.store.pins(b) == 0), "read {n}: a pin is left");
+        }
+    }
+
+    #[test]
+    fn a_short_file_is_said_to_be_one() {
+        let script: Script = Box::new(|_| Err(io::ErrorKind::UnexpectedEof.into()));
+        let (s, shared) = streamer(Setup { script, ..Default::default() });
+        let text = run(&s, &shared, 0, &[2]).unwrap_err().to_string();
+        assert!(text.contains("truncated"), "{text}");
+    }
+
+    #[test]
+    fn nothing_that_was_read_from_a_changed_file_is_used() {
+        let (s, shared) = streamer(Setup { guard: Arc::new(ChangedFile), ..Default::default() });
+        for _ in 0..3 {
+            assert!(matches!(&*run(&s, &shared, 0, &[2]).unwrap_err(), Error::Changed { .. }));
+        }
+    }
+
+    #[test]
+    fn a_ticket_that_nobody_walks_gives_its_slots_back() {
+        let (s, shared) = streamer(Setup::default());
+        let all: Vec<i32> = (0..8).collect();
+        drop(Ticket::open(s.clone(), request(0, &all, 2)).unwrap());
+        let left = Ticket::open(s.clone(), request(0, &all, 2)).unwrap();
+        left.close();
+        drop(left);
+        for tensor in 0..6 {
+            assert_eq!(run(&s, &shared, tensor, &all).unwrap().len(), 8);
+        }
+        assert!((0..48).all(|b| s.core.lock().store.pins(b) == 0));
+    }
+}
+
+#[cfg(feature = "shuttle")]
+mod concurrent {
+    use super::*;
+
+    fn check(test: fn()) {
+        let iterations = std::env::var("LES_SHUTTLE_ITERATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000);
+        shuttle::check_random(test, iterations);
+        shuttle::check_pct(test, iterations, 3);
+    }
+
+    fn walkers(
+        s: &Arc<Streamer>,
+        shared: &Arc<Shared>,
+        tensor: usize,
+        ids: &'static [i32],
+        n: u32,
+    ) -> Vec<shuttle::thread::JoinHandle<Option<Vec<u32>>>> {
+        let ticket = Arc::new(Ticket::open(s.clone(), request(tensor, ids, n)).unwrap());
+        (0..n)
+            .map(|_| {
+                let (s, shared, ticket) = (s.clone(), shared.clone(), ticket.clone());
+                shuttle::thread::spawn(move || walk(&s, &shared, &ticket).ok())
+            })
+            .collect()
+    }
+
+    fn sorted(mut v: Vec<u32>) -> Vec<u32> {
+        v.sort_unstable();
+        v
+    }
+
+    #[test]
+    fn walkers_of_one_ticket_see_the_same_order() {
+        check(|| {
+            let (s, shared) = streamer(Setup { newest_first: true, ..Default::default() });
+            let orders: Vec<_> =
+                walkers(&s, &shared, 0, &[1, 4, 6], 2).into_iter().map(|h| h.join().unwrap().unwrap()).collect();
+            assert_eq!(orders[0], orders[1]);
+            assert_eq!(sorted(orders[0].clone()), [1, 4, 6]);
+        });
+    }
+
+    #[test]
+    fn two_contexts_share_too_few_slots_without_blocking_each_other() {
+        check(|| {
+            let (s, shared) = streamer(Setup { depth: 2, ..Default::default() });
+            const ALL: &[i32] = &[0, 1, 2, 3, 4, 5, 6, 7];
+            let contexts: Vec<_> = [0, 3]
+                .into_iter()
+                .map(|layer| {
+                    let (s, shared) = (s.clone(), shared.clone());
+                    shuttle::thread::spawn(move || {
+                        for part in 0..3 {
+                            for h in walkers(&s, &shared, layer + part, ALL, 2) {
+                                assert_eq!(sorted(h.join().unwrap().unwrap()), [0, 1, 2, 3, 4, 5, 6, 7]);
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for c in contexts {
+                c.join().unwrap();
+            }
+            let core = s.core.lock();
+            assert!((0..48).all(|b| core.store.pins(b) == 0));
+        });
+    }
+
+    #[test]
+    fn a_failure_reaches_every_walker_and_leaves_nothing_pinned() {
+        check(|| {
+            let script: Script = Box::new(|i| if i == 2 { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) });
+            let (s, shared) = streamer(Setup { script, depth: 2, ..Default::default() });
+            let results: Vec<_> =
+                walkers(&s, &shared, 0, &[1, 4, 6], 2).into_iter().map(|h| h.join().unwrap()).collect();
+            assert!(results.iter().any(Option::is_none));
+            let core = s.core.lock();
+            assert!((0..48).all(|b| core.store.pins(b) == 0));
+        });
+    }
+}

@@ -156,6 +156,12 @@ impl Store {
         *pins = pins.saturating_sub(1);
     }
 
+    /// How many pins `block` has.
+    #[cfg(test)]
+    pub(crate) fn pins(&self, block: BlockId) -> u32 {
+        self.blocks[block as usize].pins
+    }
+
     fn take_slot(&mut self, block: BlockId) -> Option<u32> {
         let class = usize::from(self.class_of[block as usize]);
         if let Some(slot) = self.free[class].pop() {
