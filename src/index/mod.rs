@@ -4,12 +4,17 @@
 
 mod gguf;
 mod reader;
+mod shards;
 mod types;
 
-use std::path::PathBuf;
+use std::collections::{BTreeSet, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 pub use gguf::{Header, Tensor, Value};
 pub use types::GgmlType;
+
+use crate::error::Result;
 
 /// Which of an expert's matrices a tensor holds, in the order of use within a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,6 +27,27 @@ pub enum Part {
     GateUp,
     /// `ffn_down_exps`
     Down,
+}
+
+impl Part {
+    /// All parts, in their order.
+    pub const ALL: [Self; 4] = [Self::Up, Self::Gate, Self::GateUp, Self::Down];
+
+    /// Its name in tensor names: "up", "gate", "gate_up", "down".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Gate => "gate",
+            Self::GateUp => "gate_up",
+            Self::Down => "down",
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// One GGUF tensor that holds one matrix of every expert of a layer (`ne[2]` experts).
@@ -49,6 +75,33 @@ pub struct ExpertTensor {
 }
 
 impl ExpertTensor {
+    /// The expert tensor that `tensor` of file `file` is. `None` when it is not one of those that stream.
+    fn new(tensor: &Tensor, file: u32, header: &Header) -> Result<Option<Self>> {
+        let Some((layer, group, part)) = parse_name(&tensor.name) else {
+            return Ok(None);
+        };
+        let [_, _, n_expert, rest] = tensor.ne;
+        if tensor.bytes == 0 || rest != 1 || n_expert > u64::from(u32::MAX) {
+            let why = format!(
+                "tensor {:?}: dimensions {:?} are not those of experts (columns, rows, experts); \
+                 convert the model again",
+                tensor.name, tensor.ne
+            );
+            return Err(header.fail(tensor.offset, why));
+        }
+        Ok(Some(Self {
+            name: tensor.name.clone(),
+            layer,
+            group,
+            part,
+            ty: tensor.ty,
+            ne: tensor.ne,
+            file,
+            offset: tensor.offset,
+            expert_bytes: tensor.bytes / n_expert,
+        }))
+    }
+
     /// How many experts the tensor holds.
     pub fn n_expert(&self) -> u32 {
         u32::try_from(self.ne[2]).unwrap_or(u32::MAX)
@@ -79,4 +132,153 @@ pub struct Index {
     pub n_expert_used: u32,
     /// Bytes of all other tensors.
     pub dense_bytes: u64,
+}
+
+impl Index {
+    /// Indexes a model from the path of its file, or of any of its shards: the others are found by the naming
+    /// `NAME-00001-of-000NN.gguf`.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) when a file cannot be read (it names the shard that is missing),
+    /// [`Error::Format`](crate::Error::Format) when the files are not a model in GGUF.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_headers(shards::open(path.as_ref())?)
+    }
+
+    /// Indexes a model from the paths of all its shards, named anyhow and in any order.
+    ///
+    /// # Errors
+    /// As [`Index::open`].
+    pub fn open_shards(paths: &[PathBuf]) -> Result<Self> {
+        Self::from_headers(paths.iter().map(|path| Header::open(path)).collect::<Result<_>>()?)
+    }
+
+    /// Indexes a model from the headers of all its files, in any order.
+    ///
+    /// # Errors
+    /// [`Error::Format`](crate::Error::Format) when they do not belong together, or are not those of a model.
+    pub fn from_headers(headers: Vec<Header>) -> Result<Self> {
+        let headers = shards::in_order(headers)?;
+        let Some(first) = headers.first() else {
+            return Err(crate::Error::Invalid("a model has at least one file".to_owned()));
+        };
+        let Some(arch) = first.text("general.architecture") else {
+            return Err(first.fail(0, "general.architecture is missing; give the file of a language model"));
+        };
+
+        let mut names = HashSet::new();
+        let mut tensors = Vec::new();
+        let mut dense_bytes = 0_u64;
+        for (file, header) in (0..).zip(&headers) {
+            for tensor in &header.tensors {
+                if !names.insert(tensor.name.as_str()) {
+                    let why = format!("tensor {:?} is in another shard, too; split the model again", tensor.name);
+                    return Err(header.fail(tensor.offset, why));
+                }
+                match ExpertTensor::new(tensor, file, header)? {
+                    Some(expert) => tensors.push(expert),
+                    None => dense_bytes = dense_bytes.saturating_add(tensor.bytes),
+                }
+            }
+        }
+        tensors.sort_by_key(|t| (t.layer, t.group, t.part));
+
+        let used = format!("{arch}.expert_used_count");
+        let n_expert_used = match first.uint(&used) {
+            _ if tensors.is_empty() => 0,
+            Some(n) if n > 0 => n,
+            _ => {
+                return Err(first.fail(0, format!("there are experts, but no {used:?}; convert the model again")));
+            }
+        };
+        Ok(Self {
+            arch: arch.to_owned(),
+            name: first.text("general.name").unwrap_or_default().to_owned(),
+            files: headers.iter().map(|header| header.file.clone()).collect(),
+            tensors,
+            n_expert_used,
+            dense_bytes,
+        })
+    }
+
+    /// The index in [`Index::tensors`] of the tensor of this GGUF name.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.tensors.iter().position(|t| t.name == name)
+    }
+
+    /// Bytes of all experts.
+    pub fn expert_bytes(&self) -> u64 {
+        sum(self.tensors.iter().map(|t| t.expert_bytes.saturating_mul(t.ne[2])))
+    }
+
+    /// The least cache that works, in bytes: the experts of one token over all layers.
+    pub fn floor_bytes(&self) -> u64 {
+        sum(self.tensors.iter().map(|t| t.expert_bytes.saturating_mul(t.n_expert().min(self.n_expert_used).into())))
+    }
+
+    /// How many layers have experts that stream.
+    pub fn n_layers(&self) -> usize {
+        self.tensors.iter().map(|t| t.layer).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Experts per layer, the largest of all layers; 0 for a dense model.
+    pub fn n_expert(&self) -> u32 {
+        self.tensors.iter().map(ExpertTensor::n_expert).max().unwrap_or(0)
+    }
+}
+
+/// A sum that does not overflow, even for an index that no file could have.
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// Layer, group and part of an expert tensor's name.
+///
+/// Those that llama.cpp multiplies with by MUL_MAT_ID, and only those: biases and scales (`_exps.bias`,
+/// `_exps.scale`) are small and stay in memory.
+fn parse_name(name: &str) -> Option<(u32, u32, Part)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (part, set) = rest.strip_prefix("ffn_")?.strip_suffix(".weight")?.rsplit_once('_')?;
+    let part = Part::ALL.into_iter().find(|p| p.name() == part)?;
+    let group = match set {
+        "exps" => 0,
+        "chexps" => 1,
+        _ => return None,
+    };
+    // "+1" and "01" parse as numbers, but llama.cpp writes neither.
+    let number = layer.parse::<u32>().ok()?;
+    (number.to_string() == layer).then_some((number, group, part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_names_of_routed_experts_stream() {
+        assert_eq!(parse_name("blk.0.ffn_up_exps.weight"), Some((0, 0, Part::Up)));
+        assert_eq!(parse_name("blk.61.ffn_gate_exps.weight"), Some((61, 0, Part::Gate)));
+        assert_eq!(parse_name("blk.7.ffn_gate_up_exps.weight"), Some((7, 0, Part::GateUp)));
+        assert_eq!(parse_name("blk.10.ffn_down_chexps.weight"), Some((10, 1, Part::Down)));
+        for name in [
+            "blk.0.ffn_up_exps.bias",
+            "blk.0.ffn_up_exps.scale",
+            "blk.0.ffn_up_shexp.weight",
+            "blk.0.ffn_up.weight",
+            "blk.0.ffn_norm_exps.weight",
+            "blk.0.ffn_gate_inp.weight",
+            "blk.0.ffn_gate.0.weight",
+            "blk.0.ffn_exps.weight",
+            "blk.0.ffn__exps.weight",
+            "blk..ffn_up_exps.weight",
+            "blk.+1.ffn_up_exps.weight",
+            "blk.01.ffn_up_exps.weight",
+            "blk.4294967296.ffn_up_exps.weight",
+            "v.blk.0.ffn_up_exps.weight",
+            "blk.0.ffn_up_exps.weight.x",
+            "",
+        ] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
 }
