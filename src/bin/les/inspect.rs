@@ -1,0 +1,162 @@
+//! `les inspect`: what of a model would stream, and how much memory it takes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use les::index::{ExpertTensor, Index, Part};
+use serde::Serialize;
+
+/// Show which experts of a model would stream, and the smallest cache for them
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model, or any of its shards
+    model: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let index = Index::open(&args.model)?;
+    let mut text = if args.json { serde_json::to_string_pretty(&Report::new(&index))? } else { table(&index)? };
+    text.push('\n');
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// What `--json` prints. The keys are stable; sizes are in bytes.
+#[derive(Serialize)]
+struct Report<'a> {
+    arch: &'a str,
+    name: &'a str,
+    files: Vec<File>,
+    n_layers: usize,
+    n_expert: u32,
+    n_expert_used: u32,
+    dense_bytes: u64,
+    expert_bytes: u64,
+    largest_expert_bytes: u64,
+    floor_bytes: u64,
+    tensors: Vec<Tensor<'a>>,
+}
+
+#[derive(Serialize)]
+struct File {
+    path: String,
+    size: u64,
+}
+
+#[derive(Serialize)]
+struct Tensor<'a> {
+    name: &'a str,
+    layer: u32,
+    group: u32,
+    part: &'static str,
+    #[serde(rename = "type")]
+    ty: &'static str,
+    ne: [u64; 4],
+    file: u32,
+    offset: u64,
+    expert_bytes: u64,
+}
+
+impl<'a> Report<'a> {
+    fn new(index: &'a Index) -> Self {
+        let file = |f: &les::index::ModelFile| File { path: f.path.display().to_string(), size: f.size };
+        Self {
+            arch: &index.arch,
+            name: &index.name,
+            files: index.files.iter().map(file).collect(),
+            n_layers: index.n_layers(),
+            n_expert: index.n_expert(),
+            n_expert_used: index.n_expert_used,
+            dense_bytes: index.dense_bytes,
+            expert_bytes: index.expert_bytes(),
+            largest_expert_bytes: largest_expert(index),
+            floor_bytes: index.floor_bytes(),
+            tensors: index.tensors.iter().map(Tensor::new).collect(),
+        }
+    }
+}
+
+impl<'a> Tensor<'a> {
+    fn new(t: &'a ExpertTensor) -> Self {
+        Self {
+            name: &t.name,
+            layer: t.layer,
+            group: t.group,
+            part: t.part.name(),
+            ty: t.ty.name(),
+            ne: t.ne,
+            file: t.file,
+            offset: t.offset,
+            expert_bytes: t.expert_bytes,
+        }
+    }
+}
+
+/// Bytes of one expert with all its parts, the largest of all layers.
+fn largest_expert(index: &Index) -> u64 {
+    let mut experts = BTreeMap::<_, u64>::new();
+    for t in &index.tensors {
+        *experts.entry((t.layer, t.group)).or_default() += t.expert_bytes;
+    }
+    experts.into_values().max().unwrap_or(0)
+}
+
+fn table(index: &Index) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let name = if index.name.is_empty() { "(no name)" } else { &index.name };
+    writeln!(out, "model     {} ({})", printable(name), printable(&index.arch))?;
+    for (i, file) in index.files.iter().enumerate() {
+        let head = if i == 0 { "files" } else { "" };
+        writeln!(out, "{head:<8}{:>12}  {}", size(file.size), file.path.display())?;
+    }
+    if index.tensors.is_empty() {
+        writeln!(out, "dense   {:>12}", size(index.dense_bytes))?;
+        write!(out, "\nThis model has no routed experts: nothing would stream.")?;
+        return Ok(out);
+    }
+    let layers = index.n_layers();
+    writeln!(out, "experts   {} x {layers} layers, {} used per token", index.n_expert(), index.n_expert_used)?;
+
+    writeln!(out, "\n{:<8}{:<10}{:>7}{:>14}{:>14}", "part", "type", "layers", "per expert", "all")?;
+    for ((part, group, ty, expert), (count, all)) in rows(index) {
+        let part = format!("{part}{}", if group == 0 { "" } else { "_ch" });
+        writeln!(out, "{part:<8}{ty:<10}{count:>7}{:>14}{:>14}", size(expert), size(all))?;
+    }
+
+    let floor = index.floor_bytes();
+    writeln!(out, "\ndense weights  {:>12}  stay in memory", size(index.dense_bytes))?;
+    writeln!(out, "all experts    {:>12}  stream", size(index.expert_bytes()))?;
+    writeln!(out, "one expert     {:>12}  all parts, in the largest layer", size(largest_expert(index)))?;
+    writeln!(out, "one token      {:>12}  over all layers", size(floor))?;
+    write!(out, "smallest cache {:>8} MiB  --les-cache {0}", floor.div_ceil(1 << 20))?;
+    Ok(out)
+}
+
+/// How many tensors, and how many bytes, of each part, group, type and size.
+fn rows(index: &Index) -> BTreeMap<(Part, u32, &'static str, u64), (usize, u64)> {
+    let mut rows = BTreeMap::new();
+    for t in &index.tensors {
+        let (count, bytes) = rows.entry((t.part, t.group, t.ty.name(), t.expert_bytes)).or_insert((0, 0));
+        *count += 1;
+        *bytes += t.expert_bytes * u64::from(t.n_expert());
+    }
+    rows
+}
+
+/// Text from a file, fit for a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn size(bytes: u64) -> String {
+    let kib = bytes as f64 / 1024.0;
+    match kib {
+        ..1024.0 => format!("{kib:.2} KiB"),
+        ..1048576.0 => format!("{:.2} MiB", kib / 1024.0),
+        _ => format!("{:.2} GiB", kib / 1048576.0),
+    }
+}
