@@ -83,7 +83,8 @@ impl ExpertTensor {
         let [_, _, n_expert, rest] = tensor.ne;
         if tensor.bytes == 0 || rest != 1 || n_expert > u64::from(u32::MAX) {
             let why = format!(
-                "tensor {:?}: dimensions {:?} are not those of experts (columns, rows, experts); convert the model again",
+                "tensor {:?}: dimensions {:?} are not those of experts (columns, rows, experts); \
+                 convert the model again",
                 tensor.name, tensor.ne
             );
             return Err(header.fail(tensor.offset, why));
