@@ -1,6 +1,7 @@
 //! `les bench`: random reads at the sizes of experts, through the engines that a model uses.
 
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,7 +90,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The sizes in which a model's experts are read. Not yet taken from the model's index: always the usual one.
+/// The sizes in which a model's experts are read.
+///
+/// A stub: to be taken from the model's index; until then always the size of a part of an expert of a common model.
 fn request_sizes(_path: &Path) -> anyhow::Result<Vec<u64>> {
     Ok(vec![576 << 10])
 }
@@ -150,7 +153,7 @@ fn measure(
         free: (0..depth).collect(),
         flying: HashMap::new(),
         done: Vec::new(),
-        random: Random(0x9e37_79b9_7f4a_7c15),
+        random: Random::new(),
         token: 0,
     };
     // Once around, so that the slots' memory is there.
@@ -251,10 +254,15 @@ fn cpu_seconds() -> Option<f64> {
     Some((user + system) / 100.0)
 }
 
-/// xorshift64: good enough to pick places, and the same ones in every run.
+/// xorshift64: good enough to pick places. Other ones in every run: a device, or the host of a virtual one, may remember
+/// the last ones.
 struct Random(u64);
 
 impl Random {
+    fn new() -> Self {
+        Self(std::hash::RandomState::new().hash_one(0) | 1)
+    }
+
     fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
