@@ -53,7 +53,7 @@ fn check_invariants(index: &Index) {
     }
     ranges.sort_unstable();
     assert!(ranges.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1), "experts overlap");
-    assert!(index.floor_bytes() <= index.expert_bytes());
+    assert!(index.token_bytes() <= index.expert_bytes());
     assert_eq!(index.n_expert_used > 0, !index.tensors.is_empty());
     let bytes: u64 = index.files.iter().map(|file| file.size).sum();
     assert!(index.expert_bytes() + index.dense_bytes <= bytes);
@@ -77,7 +77,7 @@ fn a_model_in_one_file() {
         assert_eq!(up.offset, data + 64 * 4 * 8 + 64 * 64 * 8 + 32 * 68 * 8);
         assert_eq!(index.dense_bytes, 2 * 64 * 4 * 8);
         assert_eq!(index.expert_bytes(), 2 * 8 * (2 * 32 * 68 + 64 * 64));
-        assert_eq!(index.floor_bytes(), 2 * 3 * (2 * 32 * 68 + 64 * 64));
+        assert_eq!(index.token_bytes(), 2 * 3 * (2 * 32 * 68 + 64 * 64));
     }
 }
 
@@ -86,7 +86,7 @@ fn a_dense_model_streams_nothing() {
     let gguf = Gguf::new().text("general.architecture", "llama").tensor("blk.0.ffn_up.weight", 0, &[32, 2], 256);
     let index = index(&gguf).unwrap();
     check_invariants(&index);
-    assert_eq!((index.tensors.len(), index.floor_bytes(), index.n_layers(), index.n_expert()), (0, 0, 0, 0));
+    assert_eq!((index.tensors.len(), index.token_bytes(), index.n_layers(), index.n_expert()), (0, 0, 0, 0));
     assert_eq!((index.dense_bytes, index.name.as_str()), (256, ""));
 }
 
@@ -102,7 +102,7 @@ fn a_second_set_of_experts_is_a_group_of_its_own() {
     let last = index.tensors.last().unwrap();
     assert_eq!((last.group, last.n_expert()), (1, 2));
     // Three of eight, but two of two.
-    assert_eq!(index.floor_bytes(), 3 * (2 * 32 * 68 + 64 * 64) + 256);
+    assert_eq!(index.token_bytes(), 3 * (2 * 32 * 68 + 64 * 64) + 256);
     assert_eq!(index.dense_bytes, 64 * 4 * 8 + 1024);
 }
 
@@ -288,7 +288,7 @@ fn a_model_opens_from_any_of_its_shards() {
         check_invariants(&index);
         let files: Vec<_> = index.files.iter().map(|file| &file.path).collect();
         assert_eq!(files, paths.iter().collect::<Vec<_>>());
-        assert_eq!((index.dense_bytes, index.floor_bytes()), (whole.dense_bytes, whole.floor_bytes()));
+        assert_eq!((index.dense_bytes, index.token_bytes()), (whole.dense_bytes, whole.token_bytes()));
         assert_eq!(index.tensors.iter().map(|t| t.file).collect::<BTreeSet<_>>(), [1, 2].into());
     }
 }

@@ -50,7 +50,7 @@ fn json_for_programs() {
         ("dense_bytes", 2 * 64 * 4 * 8),
         ("expert_bytes", 2 * 8 * expert),
         ("largest_expert_bytes", expert),
-        ("floor_bytes", 2 * 3 * expert),
+        ("token_bytes", 2 * 3 * expert),
     ] {
         assert_eq!(json[key], value, "{key}");
     }

@@ -212,7 +212,7 @@ impl Index {
     }
 
     /// The least cache that works, in bytes: the experts of one token over all layers.
-    pub fn floor_bytes(&self) -> u64 {
+    pub fn token_bytes(&self) -> u64 {
         sum(self.tensors.iter().map(|t| t.expert_bytes.saturating_mul(t.n_expert().min(self.n_expert_used).into())))
     }
 

@@ -1,7 +1,7 @@
 //! The model's files, opened for reading past the page cache where that is possible.
 #![allow(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -12,6 +12,7 @@ use crate::index::ModelFile;
 /// Slots stay aligned to this even when no file asks for it.
 const LEAST_ALIGN: usize = 512;
 /// Suits every device and file system in common use; taken where the kernel does not say.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 const USUAL_ALIGN: usize = 4096;
 
 /// What a file looked like when it was opened.
@@ -190,7 +191,7 @@ fn open_direct(path: &Path) -> Result<(File, usize), String> {
     if said == Some(0) {
         return Err(none());
     }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).map_err(|error| {
+    let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path).map_err(|error| {
         if error.raw_os_error() == Some(libc::EINVAL) { none() } else { format!("direct I/O: {error}") }
     })?;
     let mut why = String::new();
@@ -253,7 +254,7 @@ fn try_read(file: &File, align: usize) -> io::Result<()> {
 
 #[cfg(target_vendor = "apple")]
 fn open_direct(path: &Path) -> Result<(File, usize), String> {
-    let file = OpenOptions::new().read(true).open(path).map_err(|error| error.to_string())?;
+    let file = File::open(path).map_err(|error| error.to_string())?;
     // SAFETY: F_NOCACHE takes an integer, and the descriptor is open.
     let code = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_NOCACHE, 1) };
     if code == -1 {
@@ -264,7 +265,6 @@ fn open_direct(path: &Path) -> Result<(File, usize), String> {
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn open_direct(_path: &Path) -> Result<(File, usize), String> {
-    let _ = (OpenOptions::new(), USUAL_ALIGN);
     Err("direct I/O is not supported on this system".into())
 }
 

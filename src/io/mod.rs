@@ -1,7 +1,7 @@
 //! Reading experts from files into slots.
 //!
 //! A buffer belongs to the engine from [`Engine::submit`] to its completion: what crosses the interface is a range of
-//! the [`Arena`](crate::store::Arena), never a pointer. Engines do not decide what to read, nor in which order.
+//! the [`Arena`], never a pointer. Engines do not decide what to read, nor in which order.
 
 mod fault;
 mod files;
@@ -24,8 +24,9 @@ pub use files::{Files, Stamp};
 use crate::error::{Error, Result};
 use crate::store::Arena;
 
-/// Reads in flight, unless the user says otherwise.
-pub const DEFAULT_DEPTH: usize = 8;
+/// Reads in flight, unless the user says otherwise: with parts of experts (300 to 850 KB) fewer leave bandwidth unused,
+/// and more only wait for each other.
+pub const DEFAULT_DEPTH: usize = 16;
 
 /// The most reads in flight that [`open`] accepts.
 pub const MAX_DEPTH: usize = 4096;

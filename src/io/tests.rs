@@ -291,6 +291,19 @@ fn reads_that_make_no_sense_fail() {
     });
 }
 
+/// The system's own errors come through as what they are. (A file system may also be lenient.)
+#[test]
+fn misaligned_direct_reads_are_refused_or_right() {
+    each(|kind, bed| {
+        let engine = bed.open(kind, 4, None);
+        let read = Read { offset: 4097, ..bed.read(1, 0, 4096) };
+        match one(&*engine, read) {
+            Ok(()) => bed.assert_right(&read),
+            Err(error) => assert!(bed.files.direct(0) && error.kind() == ErrorKind::InvalidInput, "{error}"),
+        }
+    });
+}
+
 #[test]
 fn a_failing_read_wakes_the_reaper() {
     each(|kind, bed| {

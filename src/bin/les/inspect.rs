@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use les::index::{ExpertTensor, Index, Part};
+use les::model::Model;
 use serde::Serialize;
 
 /// Show which experts of a model would stream, and the smallest cache for them
@@ -19,8 +20,9 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let index = Index::open(&args.model)?;
-    let mut text = if args.json { serde_json::to_string_pretty(&Report::new(&index))? } else { table(&index)? };
+    // opened as for use: how reads must be aligned adds to what an expert takes
+    let model = Model::open(&args.model)?;
+    let mut text = if args.json { serde_json::to_string_pretty(&Report::new(&model))? } else { table(&model)? };
     text.push('\n');
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
@@ -37,7 +39,9 @@ struct Report<'a> {
     dense_bytes: u64,
     expert_bytes: u64,
     largest_expert_bytes: u64,
+    token_bytes: u64,
     floor_bytes: u64,
+    all_bytes: u64,
     tensors: Vec<Tensor<'a>>,
 }
 
@@ -62,7 +66,9 @@ struct Tensor<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(index: &'a Index) -> Self {
+    fn new(model: &'a Model) -> Self {
+        let index = model.index();
+        let (floor_bytes, all_bytes) = model.cache_bounds();
         let file = |f: &les::index::ModelFile| File { path: f.path.display().to_string(), size: f.size };
         Self {
             arch: &index.arch,
@@ -74,7 +80,9 @@ impl<'a> Report<'a> {
             dense_bytes: index.dense_bytes,
             expert_bytes: index.expert_bytes(),
             largest_expert_bytes: largest_expert(index),
-            floor_bytes: index.floor_bytes(),
+            token_bytes: index.token_bytes(),
+            floor_bytes,
+            all_bytes,
             tensors: index.tensors.iter().map(Tensor::new).collect(),
         }
     }
@@ -105,7 +113,8 @@ fn largest_expert(index: &Index) -> u64 {
     experts.into_values().max().unwrap_or(0)
 }
 
-fn table(index: &Index) -> Result<String, std::fmt::Error> {
+fn table(model: &Model) -> Result<String, std::fmt::Error> {
+    let index = model.index();
     let mut out = String::new();
     let name = if index.name.is_empty() { "(no name)" } else { &index.name };
     writeln!(out, "model     {} ({})", printable(name), printable(&index.arch))?;
@@ -127,11 +136,11 @@ fn table(index: &Index) -> Result<String, std::fmt::Error> {
         writeln!(out, "{part:<8}{ty:<10}{count:>7}{:>14}{:>14}", size(expert), size(all))?;
     }
 
-    let floor = index.floor_bytes();
+    let (floor, _) = model.cache_bounds();
     writeln!(out, "\ndense weights  {:>12}  stay in memory", size(index.dense_bytes))?;
     writeln!(out, "all experts    {:>12}  stream", size(index.expert_bytes()))?;
     writeln!(out, "one expert     {:>12}  all parts, in the largest layer", size(largest_expert(index)))?;
-    writeln!(out, "one token      {:>12}  over all layers", size(floor))?;
+    writeln!(out, "one token      {:>12}  over all layers", size(index.token_bytes()))?;
     write!(out, "smallest cache {:>8} MiB  --les-cache {0}", floor.div_ceil(1 << 20))?;
     Ok(out)
 }

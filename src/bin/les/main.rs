@@ -1,5 +1,6 @@
 //! The `les` program.
 
+mod bench;
 mod inspect;
 
 use std::process::ExitCode;
@@ -16,11 +17,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::Args),
     Inspect(inspect::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(&args),
     };
     match result {
