@@ -24,6 +24,7 @@ set -- "$LES_BUILD/bin/llama-completion" -m "$model" --les on --les-cache min \
 printf '%s' "$prompt"
 log=$LES_BUILD/quickstart.log
 "$@" 2>"$log" </dev/null || {
+    echo
     tail -n 20 "$log" >&2
     les_die "the model did not run" "the whole log is in $log" "the command was: $*"
 }
