@@ -24,12 +24,13 @@ set -- "$LES_BUILD/bin/llama-completion" -m "$model" --les on --les-cache min \
 printf '%s' "$prompt"
 log=$LES_BUILD/quickstart.log
 "$@" 2>"$log" </dev/null || {
+    echo
     tail -n 20 "$log" >&2
     les_die "the model did not run" "the whole log is in $log" "the command was: $*"
 }
 echo
-# what LES and llama.cpp say at the end
-grep -E ' (ggml_|common_)?les|eval time|peak' "$log" | sed 's/^[0-9.]* [A-Z] //' || true
+# what was decided, the summary, and llama.cpp's own times
+grep -E ' les: |eval time' "$log" | sed 's/^[0-9.]* [A-Z] //' || true
 echo
 echo "The programs are in $LES_BUILD/bin. Try your own model:"
 echo "  $LES_BUILD/bin/llama-cli -m MODEL.gguf"

@@ -6,13 +6,15 @@
 #   build/llama.cpp-stock  llama.cpp as it is at the pinned commit
 #   build/llama.cpp        the same, patched
 #   build/bin              llama.cpp's programs with ggml-les, and `les`
-#   build/stock/bin        stock llama.cpp's libraries and programs, to compare with (tests only)
+#   build/NAME/bin         other builds, to compare with (tests only)
 #
 # shellcheck shell=sh
 
 : "${LES_ROOT:?setup.sh: LES_ROOT must name the repository}"
 LES_BUILD=$LES_ROOT/build
 LES_TOOLS=$LES_BUILD/download/tools
+# makes llama.cpp's own project() read our CMake file
+LES_ATTACH=-DCMAKE_PROJECT_llama.cpp_INCLUDE=$LES_ROOT/cmake/ggml-les.cmake
 # shellcheck source=ggml-patch/LLAMA_CPP_VERSION
 . "$LES_ROOT/ggml-patch/LLAMA_CPP_VERSION"
 
@@ -179,7 +181,6 @@ les_bring_stock() {
     if [ "$(cat "$les_stock/.les-origin" 2>/dev/null)" = "$les_want" ]; then
         return
     fi
-    mkdir -p "$LES_BUILD"
     if [ -n "${LES_LLAMA_CPP_DIR:-}" ]; then
         les_is_llama_cpp "$LES_LLAMA_CPP_DIR" ||
             les_die "LES_LLAMA_CPP_DIR=$LES_LLAMA_CPP_DIR is not a llama.cpp source tree"
@@ -229,7 +230,8 @@ les_compile() {
     les_dir=$1
     shift
     les_say "building $*"
-    NINJA_STATUS="[%f/%t %es] " cmake --build "$les_dir" --parallel "$(les_jobs)" --target "$@" >&2 ||
+    # ccache compares paths relative to this: the objects of another build or checkout fit
+    CCACHE_BASEDIR="${CCACHE_BASEDIR:-$LES_ROOT}" NINJA_STATUS="[%f/%t %es] " cmake --build "$les_dir" --parallel "$(les_jobs)" --target "$@" >&2 ||
         les_die "the build in $les_dir failed" "its output is above"
 }
 
@@ -238,8 +240,7 @@ les_compile() {
 les_build() {
     les_bring_patched
     # shellcheck disable=SC2086 # the flags are words
-    les_configure "$les_patched" "$LES_BUILD" \
-        "-DCMAKE_PROJECT_llama.cpp_INCLUDE=$LES_ROOT/cmake/ggml-les.cmake" ${LES_CMAKE_FLAGS:-}
+    les_configure "$les_patched" "$LES_BUILD" ${LES_CMAKE_FLAGS:-} "$LES_ATTACH"
     les_compile "$LES_BUILD" llama-cli llama-completion llama-bench llama-server llama-perplexity llama-quantize \
         llama-imatrix "$@"
     les_build_program
@@ -256,9 +257,16 @@ les_build_program() {
     cmp -s "$les_program" "$LES_BUILD/bin/les" || cp -f "$les_program" "$LES_BUILD/bin/les"
 }
 
-# TARGET...: parts of stock llama.cpp, in build/stock/bin.
-les_build_stock() {
-    les_bring_stock
-    les_configure "$les_stock" "$LES_BUILD/stock"
-    les_compile "$LES_BUILD/stock" "$@"
+# NAME SOURCE "TARGET..." OPTION...: another build, in build/NAME. It sees its source as ./llama.cpp, just as the main
+# build does: so ccache has most of the objects of the one when it made those of the other.
+les_build_beside() {
+    les_name=$1 les_source=$2 les_targets=$3
+    shift 3
+    mkdir -p "$LES_BUILD/$les_name"
+    ln -sfn "../$(basename "$les_source")" "$LES_BUILD/$les_name/llama.cpp"
+    # shellcheck disable=SC2086 # the flags and the targets are words
+    {
+        les_configure "$LES_BUILD/$les_name/llama.cpp" "$LES_BUILD/$les_name" ${LES_CMAKE_FLAGS:-} "$@"
+        les_compile "$LES_BUILD/$les_name" $les_targets
+    }
 }

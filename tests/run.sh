@@ -14,7 +14,7 @@ cd "$LES_ROOT" || exit 1
 only=" $* "
 # what the named ones need
 [ $# -eq 0 ] || only=" tools$only"
-case $only in *" seam "*) only="$only build stock " ;; esac
+case $only in *" seam "*) only="$only build others " ;; esac
 
 logs=$LES_BUILD/test-logs
 mkdir -p "$logs"
@@ -89,15 +89,16 @@ doc() {
     RUSTDOCFLAGS=-Dwarnings cargo doc --locked --no-deps
 }
 
-# With the maker of small random models of every architecture, one of llama.cpp's own tests.
 build() {
-    LES_CMAKE_FLAGS="${LES_CMAKE_FLAGS:-} -DLLAMA_BUILD_TESTS=ON"
-    les_build llama-gguf-split test-llama-archs
+    les_build llama-gguf-split
 }
 
-# The libraries that tests/seam's own driver links.
-stock() {
-    les_build_stock llama
+# What tests/seam compares with: llama.cpp as it is, with its maker of small random models of every architecture, and
+# the patched tree built without ggml-les.
+others() {
+    les_bring_patched
+    les_build_beside stock "$les_stock" "llama llama-quantize test-llama-archs" -DLLAMA_BUILD_TESTS=ON
+    les_build_beside noles "$les_patched" llama "$LES_ATTACH" -DLES=OFF
 }
 
 step tools tools || finish
@@ -110,7 +111,7 @@ step doc doc
 step ascii ascii
 step patch sh tests/patch.sh
 step build build
-step stock stock
+step others others
 [ ! -f tests/c/run.sh ] || step c sh tests/c/run.sh
 [ ! -d tests/seam ] || step seam python3 -m unittest discover -v -s tests/seam
 
