@@ -103,15 +103,17 @@ class les_buffer_type : ggml::cpu::extra_buffer_type {
         if (op->op != GGML_OP_MUL_MAT_ID) {
             return false;
         }
-        // bound to its place in the file, or about to be
-        const ggml_tensor * src0 = op->src[0];
-        return src0->extra || ggml_les_load_find(src0->name) >= 0;
+        // while a model is loaded the question is where its tensors shall go; later what went here stays here
+        return !ggml_les_load_buffer_type() || ggml_les_load_find(op->src[0]->name) >= 0;
     }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const struct ggml_tensor *) override {
         return nullptr; // llama.cpp's own kernels compute
     }
 };
+
+// when the CPU backend's library is loaded
+const bool registered = (ggml_les_set_buffer_type(ggml_backend_cpu_les_buffer_type), true);
 
 } // namespace
 

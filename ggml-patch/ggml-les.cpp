@@ -55,7 +55,7 @@ struct les_state {
     les_options                   options;
     std::vector<ggml_les_model *> live; // that stream
     std::string                   message;
-    ggml_backend_buffer_type_t    buft = nullptr;
+    ggml_backend_buffer_type_t    (*buft)(void) = nullptr;
 };
 
 les_state & state() {
@@ -245,7 +245,7 @@ int ggml_les_load_find(const char * name) {
 }
 
 bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
-    if (!load_model || !tensor->buffer || tensor->buffer->buft != state().buft) {
+    if (!load_model || !tensor->buffer || tensor->buffer->buft != ggml_les_load_buffer_type()) {
         return false;
     }
     const int number = ggml_les_load_find(tensor->name);
@@ -263,15 +263,15 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
 }
 
 ggml_backend_buffer_type_t ggml_les_load_buffer_type(void) {
-    return load_model ? state().buft : nullptr;
+    return load_model && state().buft ? state().buft() : nullptr;
 }
 
 size_t ggml_les_cache_bytes(void) {
     return load_cache_bytes;
 }
 
-void ggml_les_set_buffer_type(ggml_backend_buffer_type_t buft) {
-    state().buft = buft;
+void ggml_les_set_buffer_type(ggml_backend_buffer_type_t (*get)(void)) {
+    state().buft = get;
 }
 
 struct ggml_les_model * ggml_les_model_of_load(void) {

@@ -50,8 +50,8 @@ GGML_API ggml_backend_buffer_type_t ggml_les_load_buffer_type(void);
 
 // computing: the CPU backend's calls
 
-// called by the CPU backend when it is registered
-GGML_API void ggml_les_set_buffer_type(ggml_backend_buffer_type_t buft);
+// the CPU backend tells how to get its buffer type
+GGML_API void ggml_les_set_buffer_type(ggml_backend_buffer_type_t (*get)(void));
 
 // a buffer for tensors that stream takes address space and no memory; it keeps the model open
 struct ggml_les_model;
