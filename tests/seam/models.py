@@ -2,6 +2,7 @@
 
 import array
 import functools
+import hashlib
 import os
 import random
 import shutil
@@ -35,18 +36,23 @@ def stock_tool(name, *args):
 
 
 @functools.cache
-def arch_models():
-    """Random models of every architecture with routed experts that test-llama-archs can write."""
+def every_arch():
+    """Random models of all architectures that test-llama-archs can write."""
     def make(partial):
         partial.mkdir()
         stock_tool("test-llama-archs", "-o", partial, "-s", SEED)
 
-    every = sorted(made(DIR / f"archs-{SEED}", make).glob("*.gguf"))
-    return [path for path in every if gguf_mini.Header(path).experts()]
+    return sorted(made(DIR / f"archs-{SEED}", make).glob("*.gguf"))
+
+
+@functools.cache
+def arch_models():
+    """Those with routed experts."""
+    return [path for path in every_arch() if gguf_mini.Header(path).experts()]
 
 
 def arch_model(name):
-    for path in arch_models():
+    for path in every_arch():
         if path.stem == name:
             return path
     raise Failed(f"test-llama-archs wrote no {name}")
@@ -57,8 +63,7 @@ def quantized(kind):
     """The small real MoE in another type."""
     if not BUNDLED.is_file():
         raise Failed(f"{BUNDLED} is missing, set LES_TEST_MODEL")
-    stamp = BUNDLED.stat()
-    directory = DIR / f"{BUNDLED.stem}-{stamp.st_size}-{stamp.st_mtime_ns}"
+    directory = DIR / f"{BUNDLED.stem}-{hashlib.sha256(BUNDLED.read_bytes()).hexdigest()[:12]}"
     return made(directory / f"{kind}.gguf",
                 lambda partial: stock_tool("llama-quantize", "--allow-requantize", BUNDLED, partial, kind, 2))
 

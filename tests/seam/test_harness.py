@@ -56,6 +56,20 @@ class Harness(unittest.TestCase):
         harness.drive(STOCK, self.out, ["-m", path, *ARGS])
         self.assertIn("first difference", harness.compare(self.out, self.ref))
 
+    def test_crash_is_a_failure(self):
+        """Of a mapped file that shrinks, stock dies: whoever expects that exit code must not get away with it."""
+        path = harness.copy_model(self.model, self.tmp)
+        with self.assertRaisesRegex(harness.Failed, "SIGBUS"):
+            harness.drive(STOCK, self.out, ["-m", path, "--load-mode", "mmap", "--no-repack", "--scenarios", "decode",
+                                            "--truncate-after", "2", path, "5000"], expect=-7)
+
+    def test_hang_is_a_failure(self):
+        with self.assertRaisesRegex(harness.Failed, "hangs"):
+            harness.run(["sleep", "60"], timeout=0.2)
+
+    def test_missing_decode_error_is_a_failure(self):
+        harness.drive(STOCK, self.out, [*self.args, "--expect-decode-error"], expect=5)
+
     def test_both_builds_have_the_same_kernels(self):
         names = ["CMAKE_BUILD_TYPE", "CMAKE_CXX_COMPILER", "CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS", "GGML_NATIVE",
                  "GGML_CPU_REPACK", "GGML_LLAMAFILE", "GGML_OPENMP", "GGML_CPU_ALL_VARIANTS"]

@@ -33,7 +33,7 @@ class Tools(unittest.TestCase):
         self.model = models.quantized("Q4_K_M")
 
     def both(self, name, *args):
-        """What the program prints, without and with LES."""
+        """What the program prints, without and with LES. LABEL in an argument becomes "plain" and "les"."""
         exe, env = plain(name)
         outputs = []
         for label, program, settings in [("plain", exe, env), ("les", PATCHED.tool(name), harness.les("min"))]:
@@ -47,29 +47,41 @@ class Tools(unittest.TestCase):
             self.assertGreater(harness.total(harness.read_stats(self.tmp / "stats.json"), "bytes_read"), 0)
         return outputs
 
+    def same_text(self, plain_out, les_out):
+        """llama.cpp's logger may lose the end of the output when the program exits, in stock too."""
+        a, b = plain_out.strip(), les_out.strip()
+        self.assertTrue(a.startswith(b) or b.startswith(a), f"{les_out!r} instead of {plain_out!r}")
+
+    def same_file(self, suffix, least):
+        a, b = ((self.tmp / f"{label}{suffix}").read_bytes() for label in ["plain", "les"])
+        self.assertGreater(len(a), least)
+        self.assertTrue(a == b, f"the files differ: {len(a)} and {len(b)} bytes")
+        return a
+
+    def perplexity(self, *args):
+        outputs = self.both("llama-perplexity", "-f", models.text(), "-c", "256", "--chunks", "3", "--no-repack",
+                            "--save-all-logits", self.tmp / "LABEL.logits", *args)
+        self.same_text(*outputs)
+        return self.same_file(".logits", 1 << 20)
+
     def test_perplexity(self):
-        plain_out, les_out = self.both("llama-perplexity", "-f", models.text(), "-c", "256", "--chunks", "4",
-                                       "--no-repack")
-        self.assertRegex(plain_out, r"\[4\]\d+\.\d+")
-        self.assertEqual(les_out, plain_out)
+        self.perplexity()
+
+    def test_lora(self):
+        self.assertTrue(self.perplexity("--lora", models.lora()) != self.perplexity(), "the adapter has no effect")
 
     def test_imatrix(self):
         self.both("llama-imatrix", "-f", models.text(), "-c", "256", "--chunks", "2", "--no-repack",
                   "-o", self.tmp / "LABEL.gguf")
-        plain_out = (self.tmp / "plain.gguf").read_bytes()
-        self.assertIn(b"ffn_down_exps", plain_out)
-        self.assertTrue((self.tmp / "les.gguf").read_bytes() == plain_out, "the importance matrices differ")
+        self.assertIn(b"ffn_down_exps", self.same_file(".gguf", 1000))
 
     def test_completion(self):
-        plain_out, les_out = self.both("llama-completion", "-p", PROMPT, "-n", "32", "--temp", "0", "-no-cnv",
-                                       "--no-display-prompt", "--simple-io", "--no-repack")
-        self.assertGreater(len(plain_out.strip()), 10)
-        self.assertEqual(les_out, plain_out)
-
-    def test_lora(self):
-        plain_out, les_out = self.both("llama-perplexity", "-f", models.text(), "-c", "256", "--chunks", "2",
-                                       "--no-repack", "--lora", models.lora())
-        self.assertEqual(les_out, plain_out)
+        """The session file holds the tokens and the whole KV cache."""
+        outputs = self.both("llama-completion", "-p", PROMPT, "-n", "32", "--temp", "0", "-no-cnv", "--no-repack",
+                            "--no-display-prompt", "--simple-io", "--prompt-cache", self.tmp / "LABEL.session",
+                            "--prompt-cache-all")
+        self.same_text(*outputs)
+        self.same_file(".session", 10_000)
 
     def test_bench(self):
         flags = [] if SELF else ["--les", "on", "--les-cache", "min"]
