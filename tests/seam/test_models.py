@@ -90,8 +90,8 @@ class WarmUp(unittest.TestCase):
         with tempfile.TemporaryDirectory() as tmp:
             path = f"{tmp}/stats.json"
             env = {**harness.les("100%"), "LLAMA_ARG_LES_STATS": path}
-            done = harness.run([PATCHED.tool("llama-completion"), "-m", models.quantized("Q4_K_M"), "-no-cnv", "-t", "2",
-                                "-p", "The", *args], env)
+            done = harness.run([PATCHED.tool("llama-completion"), "-m", models.quantized("Q4_K_M"), "-no-cnv",
+                                "-t", "2", "-p", "The", *args], env)
             self.assertEqual(done.returncode, 0, done.shown)
             # a model that has read nothing may have nothing to write
             return harness.total(harness.read_stats(path), "bytes_read") if Path(path).exists() else 0
