@@ -33,14 +33,14 @@ class Tools(unittest.TestCase):
         self.model = models.quantized("Q4_K_M")
 
     def both(self, name, *args):
-        """What the program prints, without and with LES. LABEL in an argument becomes "plain" and "les"."""
+        """What the program prints, without and with LES. It writes files into the directories plain and les."""
         exe, env = plain(name)
         outputs = []
         for label, program, settings in [("plain", exe, env), ("les", PATCHED.tool(name), harness.les("min"))]:
             if label == "les":
                 settings["LLAMA_ARG_LES_STATS"] = str(self.tmp / "stats.json")
-            done = harness.run([program, "-m", self.model, "-t", "2",
-                                *(str(a).replace("LABEL", label) for a in args)], settings)
+            (self.tmp / label).mkdir(exist_ok=True)
+            done = harness.run([program, "-m", self.model, "-t", "2", *args], settings, cwd=self.tmp / label)
             self.assertEqual(done.returncode, 0, done.shown)
             outputs.append(done.stdout)
         if not SELF:
@@ -52,17 +52,17 @@ class Tools(unittest.TestCase):
         a, b = plain_out.strip(), les_out.strip()
         self.assertTrue(a.startswith(b) or b.startswith(a), f"{les_out!r} instead of {plain_out!r}")
 
-    def same_file(self, suffix, least):
-        a, b = ((self.tmp / f"{label}{suffix}").read_bytes() for label in ["plain", "les"])
+    def same_file(self, name, least):
+        a, b = ((self.tmp / label / name).read_bytes() for label in ["plain", "les"])
         self.assertGreater(len(a), least)
         self.assertTrue(a == b, f"the files differ: {len(a)} and {len(b)} bytes")
         return a
 
     def perplexity(self, *args):
         outputs = self.both("llama-perplexity", "-f", models.text(), "-c", "256", "--chunks", "3", "--no-repack",
-                            "--save-all-logits", self.tmp / "LABEL.logits", *args)
+                            "--save-all-logits", "logits", *args)
         self.same_text(*outputs)
-        return self.same_file(".logits", 1 << 20)
+        return self.same_file("logits", 1 << 20)
 
     def test_perplexity(self):
         self.perplexity()
@@ -72,16 +72,16 @@ class Tools(unittest.TestCase):
 
     def test_imatrix(self):
         self.both("llama-imatrix", "-f", models.text(), "-c", "256", "--chunks", "2", "--no-repack",
-                  "-o", self.tmp / "LABEL.gguf")
-        self.assertIn(b"ffn_down_exps", self.same_file(".gguf", 1000))
+                  "-o", "imatrix.gguf")
+        self.assertIn(b"ffn_down_exps", self.same_file("imatrix.gguf", 1000))
 
     def test_completion(self):
         """The session file holds the tokens and the whole KV cache."""
         outputs = self.both("llama-completion", "-p", PROMPT, "-n", "32", "--temp", "0", "-no-cnv", "--no-repack",
-                            "--no-display-prompt", "--simple-io", "--prompt-cache", self.tmp / "LABEL.session",
+                            "--no-display-prompt", "--simple-io", "--prompt-cache", "session",
                             "--prompt-cache-all")
         self.same_text(*outputs)
-        self.same_file(".session", 10_000)
+        self.same_file("session", 10_000)
 
     def test_bench(self):
         flags = [] if SELF else ["--les", "on", "--les-cache", "min"]
