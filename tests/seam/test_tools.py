@@ -1,0 +1,192 @@
+"""llama.cpp's programs with LES on say the same as without."""
+
+import json
+import re
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import harness
+import models
+from harness import PATCHED, SELF, STOCK
+
+PROMPT = "The function returns"
+
+
+def plain(name):
+    """The program to compare with: stock's, or where stock was built without it, the patched one with LES off."""
+    if STOCK.has(name):
+        return STOCK.tool(name), {}
+    return PATCHED.tool(name), {"LLAMA_ARG_LES": "off"}
+
+
+class Tools(unittest.TestCase):
+    def setUp(self):
+        tmp = tempfile.TemporaryDirectory()
+        self.addCleanup(tmp.cleanup)
+        self.tmp = Path(tmp.name)
+        self.model = models.quantized("Q4_K_M")
+
+    def both(self, name, *args):
+        """What the program prints, without and with LES. It writes files into the directories plain and les."""
+        exe, env = plain(name)
+        outputs = []
+        for label, program, settings in [("plain", exe, env), ("les", PATCHED.tool(name), harness.les("min"))]:
+            if label == "les":
+                settings["LLAMA_ARG_LES_STATS"] = str(self.tmp / "stats.json")
+            (self.tmp / label).mkdir(exist_ok=True)
+            done = harness.run([program, "-m", self.model, "-t", "2", *args], settings, cwd=self.tmp / label)
+            self.assertEqual(done.returncode, 0, done.shown)
+            outputs.append(done.stdout)
+        if not SELF:
+            self.assertGreater(harness.total(harness.read_stats(self.tmp / "stats.json"), "bytes_read"), 0)
+        return outputs
+
+    def same_text(self, plain_out, les_out):
+        """llama.cpp's logger may lose the end of the output when the program exits, in stock too."""
+        a, b = plain_out.strip(), les_out.strip()
+        self.assertTrue(a.startswith(b) or b.startswith(a), f"{les_out!r} instead of {plain_out!r}")
+
+    def same_file(self, name, least):
+        a, b = ((self.tmp / label / name).read_bytes() for label in ["plain", "les"])
+        self.assertGreater(len(a), least)
+        self.assertTrue(a == b, f"the files differ: {len(a)} and {len(b)} bytes")
+        return a
+
+    def perplexity(self, *args):
+        outputs = self.both("llama-perplexity", "-f", models.text(), "-c", "256", "--chunks", "3", "--no-repack",
+                            "--save-all-logits", "logits", *args)
+        self.same_text(*outputs)
+        return self.same_file("logits", 1 << 20)
+
+    def test_perplexity(self):
+        self.perplexity()
+
+    def test_lora(self):
+        self.assertTrue(self.perplexity("--lora", models.lora()) != self.perplexity(), "the adapter has no effect")
+
+    def test_imatrix(self):
+        self.both("llama-imatrix", "-f", models.text(), "-c", "256", "--chunks", "2", "--no-repack",
+                  "-o", "imatrix.gguf")
+        self.assertIn(b"ffn_down_exps", self.same_file("imatrix.gguf", 1000))
+
+    def test_completion(self):
+        """The session file holds the tokens and the whole KV cache."""
+        outputs = self.both("llama-completion", "-p", PROMPT, "-n", "32", "--temp", "0", "-no-cnv", "--no-repack",
+                            "--no-display-prompt", "--simple-io", "--prompt-cache", "session",
+                            "--prompt-cache-all")
+        self.same_text(*outputs)
+        self.same_file("session", 10_000)
+
+    def test_bench(self):
+        flags = [] if SELF else ["--les", "on", "--les-cache", "min"]
+        done = harness.run([PATCHED.tool("llama-bench"), "-m", self.model, "-t", "2", "-p", "32", "-n", "8", "-r", "2",
+                            "-o", "json", *flags])
+        self.assertEqual(done.returncode, 0, done.shown)
+        rows = json.loads(done.stdout)
+        self.assertEqual([(row["n_prompt"], row["n_gen"]) for row in rows], [(32, 0), (0, 8)])
+        self.assertTrue(all(row["avg_ts"] > 0 for row in rows))
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_flags(self):
+        """The flags do what the environment does."""
+        stats = self.tmp / "flags.json"
+        done = harness.run([PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", PROMPT, "-n", "8",
+                            "-no-cnv", "--les", "on", "--les-cache", "min", "--les-io", "pread", "--les-io-depth", "4",
+                            "--les-stats", stats])
+        self.assertEqual(done.returncode, 0, done.shown)
+        written = harness.read_stats(stats)
+        self.assertGreater(harness.total(written, "bytes_read"), 0)
+        self.assertEqual((written["engine"], written["io_depth"]), ("pread", 4))
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_one_line_tells_the_user(self):
+        done = harness.run([PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", PROMPT, "-n", "8",
+                            "-no-cnv"], harness.les("min"))
+        self.assertRegex(done.stdout + done.stderr, r"(?i)\bles\b.*MiB")
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_a_failed_read_ends_completion_with_an_error(self):
+        done = harness.run([PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", PROMPT, "-n", "8",
+                            "-no-cnv"], harness.les("min", fault="eio@200+"))
+        self.assertNotEqual(done.returncode, 0, done.shown)
+
+
+class Server(unittest.TestCase):
+    def start(self, exe, env, *args):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        full = {**harness.clean_environment(), **env}
+        log = tempfile.TemporaryFile(mode="w+")
+        process = subprocess.Popen([exe, "-m", models.quantized("Q4_K_M"), "--host", "127.0.0.1", "--port", str(port),
+                                    "-t", "2", "-c", "512", "-np", "1", "--no-repack", *args], env=full, stdout=log,
+                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        self.addCleanup(log.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        for _ in range(300):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    return process, port
+            except (urllib.error.URLError, OSError):
+                if process.poll() is not None:
+                    break
+                time.sleep(0.1)
+        log.seek(0)
+        self.fail(f"the server does not start: {log.read()[-3000:]}")
+
+    def complete(self, port):
+        body = json.dumps({"prompt": PROMPT, "n_predict": 24, "temperature": 0, "cache_prompt": False}).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", body,
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["content"]
+
+    def stop(self, process):
+        process.terminate()
+        self.assertEqual(process.wait(timeout=30), 0)
+
+    def text(self, exe, env, *args):
+        process, port = self.start(exe, env, *args)
+        content = self.complete(port)
+        self.stop(process)
+        return content
+
+    @unittest.skipIf(SELF and not STOCK.has("llama-server"), "stock was built without llama-server")
+    def test_completion_as_without_les(self):
+        expected = self.text(*plain("llama-server"))
+        self.assertGreater(len(expected.strip()), 10)
+        self.assertEqual(self.text(PATCHED.tool("llama-server"), harness.les("min")), expected)
+
+    @unittest.skipIf(SELF and not STOCK.has("llama-server"), "stock was built without llama-server")
+    def test_draft_model_as_without_les(self):
+        args = ["-md", models.quantized("Q8_0"), "--spec-draft-n-max", "4"]
+        expected = self.text(*plain("llama-server"), *args)
+        self.assertGreater(len(expected.strip()), 10)
+        self.assertEqual(self.text(PATCHED.tool("llama-server"), harness.les("min"), *args), expected)
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_a_failed_read_is_an_error_of_that_request(self):
+        """The server lives on, and the next request gets the right text."""
+        expected = self.text(*plain("llama-server"))
+        process, port = self.start(PATCHED.tool("llama-server"), harness.les("min", fault="eio@600"))
+        answers = []
+        for _ in range(3):
+            try:
+                answers.append(self.complete(port))
+            except urllib.error.HTTPError as e:
+                self.assertTrue(re.match("5", str(e.code)), e)
+                answers.append(None)
+        self.stop(process)
+        self.assertIn(None, answers)
+        self.assertEqual(set(answers) - {None}, {expected})
+
+
+if __name__ == "__main__":
+    unittest.main()
