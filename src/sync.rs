@@ -1,6 +1,8 @@
 //! Locks, so that the concurrency tests can put shuttle's in their place.
 
 #[cfg(not(feature = "shuttle"))]
+pub use std::sync::atomic::{AtomicU32, AtomicUsize};
+#[cfg(not(feature = "shuttle"))]
 use std::time::Duration;
 
 #[cfg(not(feature = "shuttle"))]
@@ -28,6 +30,7 @@ impl Condvar {
 #[cfg(feature = "shuttle")]
 mod checked {
     pub use shuttle::sync::MutexGuard;
+    pub use shuttle::sync::atomic::{AtomicU32, AtomicUsize};
 
     /// [`parking_lot::Mutex`]'s interface over shuttle's.
     #[derive(Debug, Default)]
@@ -66,4 +69,4 @@ mod checked {
 }
 
 #[cfg(feature = "shuttle")]
-pub use checked::{Condvar, Mutex, MutexGuard};
+pub use checked::{AtomicU32, AtomicUsize, Condvar, Mutex, MutexGuard};

@@ -12,7 +12,6 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -20,7 +19,7 @@ use crate::index::Index;
 use crate::io::{Completion, Engine, Read};
 use crate::stats::Stats;
 use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 pub use ticket::{Request, Step, Ticket};
 

@@ -1,12 +1,12 @@
 //! One operation's walk over the experts it needs.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::store::{Acquired, BlockId, State};
-use crate::sync::Mutex;
+use crate::sync::{AtomicU32, Mutex};
 
 use super::{Core, Streamer};
 
