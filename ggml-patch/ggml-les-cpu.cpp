@@ -104,7 +104,7 @@ class les_buffer_type : ggml::cpu::extra_buffer_type {
             return false;
         }
         // while a model is loaded the question is where its tensors shall go; later what went here stays here
-        return !ggml_les_load_buffer_type() || ggml_les_load_find(op->src[0]->name) >= 0;
+        return !ggml_les_loading() || ggml_les_load_find(op->src[0]->name) >= 0;
     }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const struct ggml_tensor *) override {

@@ -64,7 +64,8 @@ les_state & state() {
     return *state;
 }
 
-thread_local ggml_les_model * load_model       = nullptr;
+thread_local bool             loading          = false;
+thread_local ggml_les_model * load_model       = nullptr; // that streams
 thread_local size_t           load_cache_bytes = 0;
 
 void copy_text(char * buf, size_t len, const std::string & text) {
@@ -148,6 +149,7 @@ bool ggml_les_set_option(const char * name, const char * value, char * err, size
 
 bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_splits, bool no_alloc,
                          bool * streams, char * err, size_t err_len) {
+    loading = true;
     load_cache_bytes = 0;
     *streams = false;
 
@@ -234,6 +236,11 @@ void ggml_les_load_done(void) {
 void ggml_les_load_end(void) {
     ggml_les_model_release(load_model);
     load_model = nullptr;
+    loading    = false;
+}
+
+bool ggml_les_loading(void) {
+    return loading;
 }
 
 int ggml_les_load_find(const char * name) {

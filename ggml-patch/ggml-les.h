@@ -40,6 +40,8 @@ GGML_API void ggml_les_load_done(void);
 // ends the load, whatever became of it
 GGML_API void ggml_les_load_end(void);
 
+// whether this thread is loading a model, whether or not it streams
+GGML_API bool ggml_les_loading(void);
 // the number of a tensor of the model that this thread is loading, or -1 when it does not stream
 GGML_API int ggml_les_load_find(const char * name);
 // true when the tensor streams: the loader must not load it. Aborts the load by an exception when file and offset are
@@ -93,6 +95,7 @@ struct ggml_les_load {
         }
         char err[1024] = "";
         if (!ggml_les_load_begin(fname.c_str(), paths.data(), paths.size(), no_alloc, &streams, err, sizeof(err))) {
+            ggml_les_load_end();
             throw std::runtime_error(std::string("les: ") + err);
         }
     }

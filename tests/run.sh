@@ -107,6 +107,8 @@ les_find_tools # again, as a step cannot change our PATH
 step fmt cargo fmt --check -- --color never
 step clippy cargo clippy --locked --all-targets -- -D warnings
 step test cargo test --locked
+# schedules of threads, at random: the same scheduler over locks that yield everywhere
+step shuttle cargo test --locked --features shuttle --lib sched
 step doc doc
 step ascii ascii
 step patch sh tests/patch.sh
