@@ -6,6 +6,9 @@ use std::time::Duration;
 #[cfg(not(feature = "shuttle"))]
 pub use parking_lot::{Mutex, MutexGuard};
 
+#[cfg(not(feature = "shuttle"))]
+pub use std::thread::{ThreadId, current};
+
 /// A condition variable for [`Mutex`].
 #[cfg(not(feature = "shuttle"))]
 #[derive(Debug, Default)]
@@ -28,6 +31,7 @@ impl Condvar {
 #[cfg(feature = "shuttle")]
 mod checked {
     pub use shuttle::sync::MutexGuard;
+    pub use shuttle::thread::{ThreadId, current};
 
     /// [`parking_lot::Mutex`]'s interface over shuttle's.
     #[derive(Debug, Default)]
@@ -66,4 +70,4 @@ mod checked {
 }
 
 #[cfg(feature = "shuttle")]
-pub use checked::{Condvar, Mutex, MutexGuard};
+pub use checked::{Condvar, Mutex, MutexGuard, ThreadId, current};
