@@ -90,9 +90,11 @@ impl Model {
     /// Decides whether the experts stream, and checks the size of the cache if one was given.
     ///
     /// # Errors
-    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] for an I/O depth or engine that cannot
-    /// be.
+    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] when the model streams already.
     pub fn decide(&self, options: &Options) -> Result<Decision> {
+        if self.streamer.get().is_some() {
+            return Err(Error::Invalid("the model streams already: its options can no longer change".into()));
+        }
         self.decide_with(options, memory::available())
     }
 
