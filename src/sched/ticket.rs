@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::store::{Acquired, BlockId, State};
-use crate::sync::{Mutex, ThreadId, current};
+use crate::sync::{Mutex, ThreadId, this_thread};
 
 use super::{Core, Streamer};
 
@@ -215,7 +215,7 @@ impl Ticket {
     }
 
     fn with_seat<T>(&self, act: impl FnOnce(&mut Seat) -> Result<T, String>) -> Result<T, String> {
-        let thread = current().id();
+        let thread = this_thread();
         let seats = &mut *self.seats.lock();
         let at = seats.iter().position(|seat| seat.thread == thread).unwrap_or(seats.len());
         if at == self.walkers as usize {
