@@ -37,21 +37,15 @@ void release(void * addr, size_t size) {
 #endif
 }
 
-struct les_buffer {
-    void *           base;
-    size_t           size;
-    ggml_les_model * model;
-};
-
 void buffer_free(ggml_backend_buffer_t buffer) {
-    auto * ctx = (les_buffer *) buffer->context;
+    auto * ctx = (ggml_les_buffer *) buffer->context;
     release(ctx->base, ctx->size);
     ggml_les_model_release(ctx->model);
     delete ctx;
 }
 
 void * buffer_get_base(ggml_backend_buffer_t buffer) {
-    return ((les_buffer *) buffer->context)->base;
+    return ((ggml_les_buffer *) buffer->context)->base;
 }
 
 void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t, size_t) {
@@ -91,7 +85,7 @@ ggml_backend_buffer_t buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t 
         ggml_les_model_release(model);
         return nullptr;
     }
-    return ggml_backend_buffer_init(buft, buffer_interface, new les_buffer { base, size, model }, size);
+    return ggml_backend_buffer_init(buft, buffer_interface, new ggml_les_buffer { model, base, size }, size);
 }
 
 size_t buft_get_alignment(ggml_backend_buffer_type_t) {

@@ -9,25 +9,20 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <vector>
-
-// a tensor's place in the model that it belongs to, kept in tensor->extra
-struct les_tensor {
-    ggml_les_model * model;
-    uint32_t         number;
-};
 
 struct ggml_les_model {
     les_model *            handle = nullptr;
     std::string            name;       // file name, for reports
     std::string            stats_path; // written when the model is freed
     std::atomic<int>       n_refs { 1 };
-    std::deque<les_tensor> tensors;    // addresses are kept by tensors
+    // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
+    std::unordered_map<const void *, uint32_t> tensors;
 };
 
 namespace {
@@ -116,6 +111,19 @@ void forget_live(ggml_les_model * model) {
     live.erase(std::remove(live.begin(), live.end(), model), live.end());
 }
 
+// each model that streams has a file of its own: FILE, FILE.2, FILE.3, ...
+std::string unused_path(const std::string & path, const std::vector<ggml_les_model *> & live) {
+    std::string candidate = path;
+    for (int n = 2; !path.empty(); n++) {
+        const auto same = [&](const ggml_les_model * model) { return model->stats_path == candidate; };
+        if (std::none_of(live.begin(), live.end(), same)) {
+            break;
+        }
+        candidate = path + "." + std::to_string(n);
+    }
+    return candidate;
+}
+
 void retain(ggml_les_model * model) {
     model->n_refs.fetch_add(1);
 }
@@ -162,7 +170,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         cache = state().live.empty() ? options.get("cache") : "";
         io    = options.get("io");
         depth = options.get("io-depth");
-        stats = state().live.empty() ? options.get("stats") : "";
+        stats = unused_path(options.get("stats"), state().live);
         if (!no_alloc) {
             state().message.clear();
         }
@@ -264,8 +272,7 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
     if (!same) {
         throw std::runtime_error(std::string("les: ") + tensor->name + " is not where the index says; load with --les off");
     }
-    load_model->tensors.push_back({ load_model, (uint32_t) number });
-    tensor->extra = &load_model->tensors.back();
+    load_model->tensors[tensor->data] = number;
     return true;
 }
 
@@ -309,7 +316,14 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
     const ggml_tensor * src0 = dst->src[0];
     const ggml_tensor * src1 = dst->src[1];
     const ggml_tensor * ids  = dst->src[2];
-    const les_tensor * tensor = (const les_tensor *) src0->extra;
+    const ggml_les_model * model = ((const ggml_les_buffer *) src0->buffer->context)->model;
+
+    dst->extra = nullptr;
+    const auto tensor = model->tensors.find(src0->data);
+    if (tensor == model->tensors.end()) {
+        GGML_LOG_ERROR("les: %s is a part of a tensor that streams, and cannot be used alone; use --les off\n", src0->name);
+        return false;
+    }
 
     // rows that do not follow each other at one distance are not checked
     const bool rows = src1->type == GGML_TYPE_F32 && src1->nb[0] == sizeof(float) &&
@@ -325,12 +339,12 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
     op.input_stride = src1->ne[1] == 1 ? src1->nb[2] : src1->nb[1];
     op.n_input      = src1->ne[0];
     op.n_rows       = src1->ne[1]*src1->ne[2];
-    op.tensor       = tensor->number;
+    op.tensor       = tensor->second;
     op.n_walkers    = n_threads;
 
     les_ticket * ticket = nullptr;
-    if (les_ticket_open(tensor->model->handle, &op, &ticket) != LES_OK) {
-        GGML_LOG_ERROR("les: %s\n", last_error(tensor->model).c_str());
+    if (les_ticket_open(model->handle, &op, &ticket) != LES_OK) {
+        GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
     }
     dst->extra = ticket;
     return ticket != nullptr;
@@ -354,6 +368,10 @@ int ggml_les_walk_next(struct ggml_les_walk * walk) {
     const int status = les_ticket_next((les_ticket *) walk->ticket, walk->position++, &expert, &data);
     if (status != LES_OK) {
         walk->failed = status != LES_END;
+        if (walk->failed) {
+            const ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
+            GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+        }
         walk->ticket = nullptr; // this thread has left
         return -1;
     }

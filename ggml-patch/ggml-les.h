@@ -57,6 +57,11 @@ GGML_API void ggml_les_set_buffer_type(ggml_backend_buffer_type_t (*get)(void));
 
 // a buffer for tensors that stream takes address space and no memory; it keeps the model open
 struct ggml_les_model;
+struct ggml_les_buffer { // the buffer's context
+    struct ggml_les_model * model;
+    void *                  base;
+    size_t                  size;
+};
 GGML_API struct ggml_les_model * ggml_les_model_of_load(void); // NULL outside of a load; the caller releases it
 GGML_API void ggml_les_model_release(struct ggml_les_model * model);
 

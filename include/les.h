@@ -126,8 +126,8 @@ struct les_op {
   uint32_t n_used;
   // Tokens.
   uint32_t n_tokens;
-  // What the experts are applied to, checked to be finite: row `r` begins at `input + r * input_stride` and has
-  // `n_input` floats. NULL: not checked.
+  // What the experts are applied to: row `r` begins at `input + r * input_stride` and has `n_input` floats. Checked
+  // to be finite once per layer, with the tensor of its up projections. NULL: not checked.
   const float *input;
   // Bytes from one row to the next.
   size_t input_stride;
@@ -258,7 +258,7 @@ les_status les_params_check(const struct les_params *params,
 // Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
 // the memory that they will take (the least, when that depends on what is left later), `message` one line for the user
 // (empty for a model without routed experts). The choice holds for everything after it. Takes no memory yet. On
-// failure `message` tells why. Any thread, before the first ticket.
+// failure `message` tells why. Any thread; `LES_ERR_INVALID` when the model streams already.
 //
 // `params` is NULL or begins with its size and holds NULL or strings, `streams` and `cache_bytes` are NULL or
 // writable, `message` is NULL or writable for `message_len` bytes.
@@ -309,7 +309,8 @@ uint64_t les_memory_available(void);
 const char *les_status_str(les_status status);
 
 // Opens a ticket: starts the reads that the operation needs, and those that its layer will need next. The ids and the
-// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per operation.
+// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per
+// operation.
 //
 // `op` is NULL or begins with its size; `op->ids` and `op->input` are NULL or readable as described there; `out` is
 // NULL or writable.
@@ -319,8 +320,9 @@ les_status les_ticket_open(const struct les_model *handle,
 
 // The expert at `position` of the walk: 0 first, then 1, and so on; every walker sees the same order. By asking for a
 // position a walker gives up the expert before. Waits for the device if need be. `*expert` and `*data` are valid until
-// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has
-// after an error. Each walker in its own thread.
+// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has after an
+// error, but not after `LES_ERR_NULL`. Each walker is a thread, the same for all its calls: `LES_ERR_INVALID`, without
+// effect, when this thread has left, asks for another position, or is one more than the op's `n_walkers`.
 //
 // `expert` and `data` are NULL or writable.
 les_status les_ticket_next(struct les_ticket *ticket,
@@ -328,12 +330,13 @@ les_status les_ticket_next(struct les_ticket *ticket,
                            uint32_t *expert,
                            const void **data);
 
-// Leaves a walk before its end: like reading on to `LES_END`. Each walker at most once, and not after `LES_END` or an
-// error. Any thread.
+// Leaves a walk before its end, or before its first expert: like reading on to `LES_END`. The walker's own thread;
+// `LES_ERR_INVALID` when it has left, or is one more than the op's `n_walkers`.
 les_status les_ticket_leave(struct les_ticket *ticket);
 
 // Gives up a ticket that not all walkers will leave by themselves; the last one to leave closes the handle otherwise.
-// No walker may use an expert of it any more. NULL is fine. Any thread.
+// No walker may use an expert of it any more, nor what a call that was under way in its thread answers. NULL is fine.
+// Any thread.
 les_status les_ticket_free(struct les_ticket *ticket);
 
 #ifdef __cplusplus

@@ -42,7 +42,7 @@ pub struct Decision {
 pub struct Model {
     index: Arc<Index>,
     files: Arc<Files>,
-    options: Mutex<Options>,
+    options: Mutex<(Options, Option<FaultPlan>)>,
     streamer: OnceLock<Arc<Streamer>>,
     starting: Mutex<()>,
     last_error: Mutex<String>,
@@ -70,7 +70,7 @@ impl Model {
         Ok(Self {
             index: Arc::new(index),
             files: Arc::new(files),
-            options: Mutex::new(Options::default()),
+            options: Mutex::default(),
             streamer: OnceLock::new(),
             starting: Mutex::new(()),
             last_error: Mutex::new(String::new()),
@@ -90,9 +90,11 @@ impl Model {
     /// Decides whether the experts stream, and checks the size of the cache if one was given.
     ///
     /// # Errors
-    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] for an I/O depth or engine that cannot
-    /// be.
+    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] when the model streams already.
     pub fn decide(&self, options: &Options) -> Result<Decision> {
+        if self.streamer.get().is_some() {
+            return Err(Error::Invalid("the model streams already: its options can no longer change".into()));
+        }
         self.decide_with(options, memory::available())
     }
 
@@ -122,7 +124,7 @@ impl Model {
         if options.mode == Mode::Auto && budget == all {
             return off(format!("the experts ({experts}) fit in the cache and do not stream; --les on makes them"));
         }
-        *self.options.lock() = options.clone();
+        *self.options.lock() = (options.clone(), fault_plan()?);
         let (how, cache_bytes) = match options.cache {
             CacheSize::Auto => (format!("what memory is left, about {}", Size(budget)), floor),
             _ => (format!("{}", Size(budget)), budget),
@@ -166,12 +168,12 @@ impl Model {
         if let Some(streamer) = self.streamer.get() {
             return Ok(streamer);
         }
-        let options = self.options.lock().clone();
+        let (options, fault) = self.options.lock().clone();
         let budget = self.budget(options.cache, memory::available())?;
         let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
         let depth = if options.io_depth == 0 { DEFAULT_DEPTH } else { options.io_depth };
-        let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault_plan()?)?;
+        let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault)?;
         let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
         let store = Store::new(plan, policy);
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);

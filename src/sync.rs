@@ -8,6 +8,23 @@ use std::time::Duration;
 #[cfg(not(feature = "shuttle"))]
 pub use parking_lot::{Mutex, MutexGuard};
 
+/// Tells threads apart.
+#[cfg(not(feature = "shuttle"))]
+pub type ThreadId = usize;
+
+/// The calling thread. Unlike the standard library's, this takes no memory, which the main thread of a C program would
+/// never give back.
+#[cfg(not(feature = "shuttle"))]
+pub fn this_thread() -> ThreadId {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static ID: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    ID.with(|id| *id)
+}
+
 /// A condition variable for [`Mutex`].
 #[cfg(not(feature = "shuttle"))]
 #[derive(Debug, Default)]
@@ -31,10 +48,16 @@ impl Condvar {
 mod checked {
     pub use shuttle::sync::MutexGuard;
     pub use shuttle::sync::atomic::{AtomicU32, AtomicUsize};
+    pub use shuttle::thread::ThreadId;
 
     /// [`parking_lot::Mutex`]'s interface over shuttle's.
     #[derive(Debug, Default)]
     pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    /// The calling thread.
+    pub fn this_thread() -> ThreadId {
+        shuttle::thread::current().id()
+    }
 
     impl<T> Mutex<T> {
         /// A new lock.
@@ -69,4 +92,4 @@ mod checked {
 }
 
 #[cfg(feature = "shuttle")]
-pub use checked::{AtomicU32, AtomicUsize, Condvar, Mutex, MutexGuard};
+pub use checked::{AtomicU32, AtomicUsize, Condvar, Mutex, MutexGuard, ThreadId, this_thread};

@@ -2,8 +2,11 @@
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
-use super::status::{LES_ERR_INVALID, LES_ERR_NULL, LES_ERR_PANIC, LES_ERR_STRUCT_SIZE, LES_OK, LesStatus};
+use crate::error::Error;
+
+use super::status::{LES_ERR_INVALID, LES_ERR_NULL, LES_ERR_PANIC, LES_ERR_STRUCT_SIZE, LES_OK, LesStatus, text};
 
 /// Runs the body of an export. An `Err` is the status to answer.
 pub fn guard(body: impl FnOnce() -> Result<LesStatus, LesStatus>) -> LesStatus {
@@ -11,6 +14,74 @@ pub fn guard(body: impl FnOnce() -> Result<LesStatus, LesStatus>) -> LesStatus {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status) | Err(status)) => status,
         Err(_) => LES_ERR_PANIC,
+    }
+}
+
+/// Why an export fails: with words of its own, or with those of its status.
+pub enum Failure {
+    Status(LesStatus),
+    Error(Error),
+}
+
+impl From<LesStatus> for Failure {
+    fn from(status: LesStatus) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// As [`guard`], for an export with a buffer for the reason: whatever fails, the buffer tells.
+///
+/// # Safety
+/// `buf` is NULL or valid for writing `len` bytes.
+pub unsafe fn guard_telling(
+    buf: *mut c_char,
+    len: usize,
+    body: impl FnOnce() -> Result<LesStatus, Failure>,
+) -> LesStatus {
+    let mut why = None;
+    let status = guard(|| {
+        body().map_err(|failure| match failure {
+            Failure::Status(status) => status,
+            Failure::Error(error) => {
+                why = Some(error.to_string());
+                LesStatus::from(&error)
+            }
+        })
+    });
+    if status < 0 {
+        let why = why.unwrap_or_else(|| text(status).to_string_lossy().into_owned());
+        // SAFETY: passed on.
+        unsafe { put_text(buf, len, &why) };
+    }
+    status
+}
+
+/// The path at `text`: on Unix any bytes.
+///
+/// # Safety
+/// As [`string`].
+pub unsafe fn path<'a>(text: *const c_char) -> Result<&'a Path, LesStatus> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+
+        if text.is_null() {
+            return Err(LES_ERR_NULL);
+        }
+        // SAFETY: not NULL, and the caller vouches for the rest.
+        let bytes = unsafe { CStr::from_ptr(text) }.to_bytes();
+        Ok(Path::new(std::ffi::OsStr::from_bytes(bytes)))
+    }
+    #[cfg(not(unix))]
+    {
+        // SAFETY: passed on.
+        unsafe { string(text) }.map(Path::new)
     }
 }
 

@@ -1,14 +1,18 @@
 //! Models: open, ask, decide, report, close.
 
 use std::ffi::c_char;
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 
 use crate::error::Error;
+use crate::io::check_depth;
 use crate::memory;
 use crate::model::Model;
 use crate::options::Options;
 
-use super::guard::{Sized1, guard, ok, put, put_sized, put_text, sized, string, string_or_empty};
+use super::guard::{
+    Failure, Sized1, guard, guard_telling, ok, path, put, put_sized, put_text, sized, string, string_or_empty,
+};
 use super::handle::Handles;
 use super::status::{LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NOT_FOUND, LES_ERR_NULL, LES_OK, LesStatus};
 
@@ -132,12 +136,14 @@ pub unsafe extern "C" fn les_model_open(
     err: *mut c_char,
     err_len: usize,
 ) -> LesStatus {
-    guard(|| {
+    let body = || {
         // SAFETY: the caller vouches for `path`.
-        let path = unsafe { string(path) }?;
-        // SAFETY: the caller vouches for `out`, `err`.
-        unsafe { opened(|| Model::open(Path::new(path)), out, err, err_len) }
-    })
+        let path = unsafe { self::path(path) }?;
+        // SAFETY: the caller vouches for `out`.
+        unsafe { opened(|| Model::open(path), out) }
+    };
+    // SAFETY: the caller vouches for `err`.
+    unsafe { guard_telling(err, err_len, body) }
 }
 
 /// Opens a model whose `n` shards are at `paths`, in their order, whatever their names. Otherwise `les_model_open`.
@@ -152,45 +158,34 @@ pub unsafe extern "C" fn les_model_open_shards(
     err: *mut c_char,
     err_len: usize,
 ) -> LesStatus {
-    guard(|| {
+    let body = || {
         if paths.is_null() {
-            return Err(LES_ERR_NULL);
+            return Err(LES_ERR_NULL.into());
         }
         if n == 0 || n > 1 << 16 {
-            return Err(LES_ERR_INVALID);
+            return Err(LES_ERR_INVALID.into());
         }
         // SAFETY: not NULL, and the caller vouches for n of them.
         let paths = unsafe { std::slice::from_raw_parts(paths, n) };
         // SAFETY: each is NULL or a string.
-        let paths = paths.iter().map(|&p| unsafe { string(p) }.map(PathBuf::from)).collect::<Result<Vec<_>, _>>()?;
-        // SAFETY: the caller vouches for `out`, `err`.
-        unsafe { opened(|| Model::open_shards(&paths), out, err, err_len) }
-    })
+        let paths = paths.iter().map(|&p| unsafe { path(p) }.map(Path::to_path_buf)).collect::<Result<Vec<_>, _>>()?;
+        // SAFETY: the caller vouches for `out`.
+        unsafe { opened(|| Model::open_shards(&paths), out) }
+    };
+    // SAFETY: the caller vouches for `err`.
+    unsafe { guard_telling(err, err_len, body) }
 }
 
 /// # Safety
-/// `out` is NULL or writable, `err` NULL or writable for `err_len` bytes.
-unsafe fn opened(
-    open: impl FnOnce() -> Result<Model, Error>,
-    out: *mut *mut LesModel,
-    err: *mut c_char,
-    err_len: usize,
-) -> Result<LesStatus, LesStatus> {
+/// `out` is NULL or writable.
+unsafe fn opened(open: impl FnOnce() -> Result<Model, Error>, out: *mut *mut LesModel) -> Result<LesStatus, Failure> {
     if out.is_null() {
-        return Err(LES_ERR_NULL);
+        return Err(LES_ERR_NULL.into());
     }
-    match open() {
-        Ok(model) => {
-            let handle = std::ptr::without_provenance_mut(MODELS.open(model));
-            // SAFETY: not NULL, and the caller vouches for it.
-            ok(unsafe { put(out, handle) })
-        }
-        Err(e) => {
-            // SAFETY: the caller vouches for `err`.
-            unsafe { put_text(err, err_len, &e.to_string()) };
-            Err(LesStatus::from(&e))
-        }
-    }
+    let handle = std::ptr::without_provenance_mut(MODELS.open(open()?));
+    // SAFETY: not NULL, and the caller vouches for it.
+    unsafe { put(out, handle) }?;
+    Ok(LES_OK)
 }
 
 /// Closes the handle. Tickets that are open keep what they need until they are closed. NULL is fine. Any thread.
@@ -280,25 +275,21 @@ pub unsafe extern "C" fn les_model_tensor(handle: *const LesModel, tensor: u32, 
 /// `params` is NULL or begins with its size and holds NULL or strings, `err` is NULL or writable for `err_len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn les_params_check(params: *const LesParams, err: *mut c_char, err_len: usize) -> LesStatus {
-    guard(|| {
+    let body = || {
         // SAFETY: the caller vouches for `params`.
         let params = unsafe { sized(params, DEFAULT_PARAMS) }?;
         // SAFETY: the caller vouches for the strings in `params`.
-        match unsafe { options(&params) }? {
-            Ok(_) => Ok(LES_OK),
-            Err(e) => {
-                // SAFETY: the caller vouches for `err`.
-                unsafe { put_text(err, err_len, &e.to_string()) };
-                Err(LesStatus::from(&e))
-            }
-        }
-    })
+        unsafe { options(&params) }?;
+        Ok(LES_OK)
+    };
+    // SAFETY: the caller vouches for `err`.
+    unsafe { guard_telling(err, err_len, body) }
 }
 
 /// Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
 /// the memory that they will take (the least, when that depends on what is left later), `message` one line for the user
 /// (empty for a model without routed experts). The choice holds for everything after it. Takes no memory yet. On
-/// failure `message` tells why. Any thread, before the first ticket.
+/// failure `message` tells why. Any thread; `LES_ERR_INVALID` when the model streams already.
 ///
 /// # Safety
 /// `params` is NULL or begins with its size and holds NULL or strings, `streams` and `cache_bytes` are NULL or
@@ -312,46 +303,39 @@ pub unsafe extern "C" fn les_model_decide(
     message: *mut c_char,
     message_len: usize,
 ) -> LesStatus {
-    guard(|| {
+    let body = || {
         let model = model(handle)?;
         // SAFETY: the caller vouches for `params`.
         let params = unsafe { sized(params, DEFAULT_PARAMS) }?;
         if streams.is_null() || cache_bytes.is_null() {
-            return Err(LES_ERR_NULL);
+            return Err(LES_ERR_NULL.into());
         }
         // SAFETY: the caller vouches for the strings in `params`.
-        let decision = match unsafe { options(&params) }? {
-            Ok(options) => model.decide(&options),
-            Err(e) => Err(e),
-        };
-        match decision {
-            Ok(decision) => {
-                // SAFETY: the caller vouches for `message`.
-                unsafe { put_text(message, message_len, &decision.message) };
-                // SAFETY: the caller vouches for `cache_bytes`.
-                unsafe { put(cache_bytes, decision.cache_bytes) }?;
-                // SAFETY: the caller vouches for `streams`.
-                ok(unsafe { put(streams, i32::from(decision.streams)) })
-            }
-            Err(e) => {
-                // SAFETY: the caller vouches for `message`.
-                unsafe { put_text(message, message_len, &e.to_string()) };
-                Err(LesStatus::from(&e))
-            }
-        }
-    })
+        let decision = model.decide(&unsafe { options(&params) }?)?;
+        // SAFETY: the caller vouches for `message`.
+        unsafe { put_text(message, message_len, &decision.message) };
+        // SAFETY: the caller vouches for `cache_bytes`.
+        unsafe { put(cache_bytes, decision.cache_bytes) }?;
+        // SAFETY: the caller vouches for `streams`.
+        unsafe { put(streams, i32::from(decision.streams)) }?;
+        Ok(LES_OK)
+    };
+    // SAFETY: the caller vouches for `message`.
+    unsafe { guard_telling(message, message_len, body) }
 }
 
 /// # Safety
 /// The strings in `params` are NULL or NUL-terminated.
-unsafe fn options(params: &LesParams) -> Result<Result<Options, Error>, LesStatus> {
+unsafe fn options(params: &LesParams) -> Result<Options, Failure> {
     // SAFETY: the caller vouches for the strings.
     let text = |p| unsafe { string_or_empty(p) };
     let or = |t: &'static str, p| text(p).map(|s: &str| if s.is_empty() { t } else { s }.to_owned());
     let (mode, cache, io) = (or("auto", params.mode)?, or("auto", params.cache)?, or("auto", params.io)?);
-    Ok((|| {
-        Ok(Options { mode: mode.parse()?, cache: cache.parse()?, io: io.parse()?, io_depth: params.io_depth as usize })
-    })())
+    let io_depth = params.io_depth as usize;
+    if io_depth > 0 {
+        check_depth(io_depth)?;
+    }
+    Ok(Options { mode: mode.parse()?, cache: cache.parse()?, io: io.parse()?, io_depth })
 }
 
 /// Takes the memory and starts the I/O now; the first ticket does it otherwise. Any thread.
@@ -360,17 +344,12 @@ unsafe fn options(params: &LesParams) -> Result<Result<Options, Error>, LesStatu
 /// `err` is NULL or writable for `err_len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn les_model_start(handle: *const LesModel, err: *mut c_char, err_len: usize) -> LesStatus {
-    guard(|| {
-        let model = model(handle)?;
-        match model.streamer() {
-            Ok(_) => Ok(LES_OK),
-            Err(e) => {
-                // SAFETY: the caller vouches for `err`.
-                unsafe { put_text(err, err_len, &e.to_string()) };
-                Err(LesStatus::from(&e))
-            }
-        }
-    })
+    let body = || {
+        model(handle)?.streamer()?;
+        Ok(LES_OK)
+    };
+    // SAFETY: the caller vouches for `err`.
+    unsafe { guard_telling(err, err_len, body) }
 }
 
 /// Drops what the page cache holds of the model's files: call it when all other weights are loaded. Any thread.
@@ -494,11 +473,13 @@ pub unsafe extern "C" fn les_model_stats_write(handle: *const LesModel, path: *c
     guard(|| {
         let model = model(handle)?;
         // SAFETY: the caller vouches for `path`.
-        let path = unsafe { string(path) }?;
+        let path = unsafe { self::path(path) }?;
         let stats = model.stats().ok_or(LES_ERR_NOT_FOUND)?;
         let write = || -> std::io::Result<()> {
-            let file = std::io::BufWriter::new(std::fs::File::create(path)?);
-            serde_json::to_writer_pretty(file, &stats).map_err(Into::into)
+            let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+            serde_json::to_writer_pretty(&mut file, &stats)?;
+            // dropping it would not tell of a full disk
+            file.flush()
         };
         match write() {
             Ok(()) => Ok(LES_OK),

@@ -59,7 +59,7 @@ impl From<&Error> for LesStatus {
     }
 }
 
-fn text(status: LesStatus) -> &'static CStr {
+pub(super) fn text(status: LesStatus) -> &'static CStr {
     match status {
         LES_OK => c"success",
         LES_END => c"no more experts",

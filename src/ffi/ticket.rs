@@ -10,7 +10,7 @@ use crate::sched::{Request, Step, Ticket};
 use super::guard::{Sized1, guard, ok, put, sized};
 use super::handle::Handles;
 use super::model::{LesModel, model};
-use super::status::{LES_END, LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NULL, LES_OK, LesStatus};
+use super::status::{LES_END, LES_ERR_HANDLE, LES_ERR_NULL, LES_OK, LesStatus};
 
 /// The experts of one operation, to be walked by every thread that computes it. Never dereferenced.
 pub struct LesTicket {
@@ -38,8 +38,8 @@ pub struct LesOp {
     pub n_used: u32,
     /// Tokens.
     pub n_tokens: u32,
-    /// What the experts are applied to, checked to be finite: row `r` begins at `input + r * input_stride` and has
-    /// `n_input` floats. NULL: not checked.
+    /// What the experts are applied to: row `r` begins at `input + r * input_stride` and has `n_input` floats. Checked
+    /// to be finite once per layer, with the tensor of its up projections. NULL: not checked.
     pub input: *const f32,
     /// Bytes from one row to the next.
     pub input_stride: usize,
@@ -74,7 +74,8 @@ const NO_OP: LesOp = LesOp {
 };
 
 /// Opens a ticket: starts the reads that the operation needs, and those that its layer will need next. The ids and the
-/// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per operation.
+/// input are not used after the call. The handle is closed when the last walker leaves. Any thread; one ticket per
+/// operation.
 ///
 /// # Safety
 /// `op` is NULL or begins with its size; `op->ids` and `op->input` are NULL or readable as described there; `out` is
@@ -92,9 +93,7 @@ pub unsafe extern "C" fn les_ticket_open(
         if op.ids.is_null() || out.is_null() {
             return Err(LES_ERR_NULL);
         }
-        if op.n_walkers == 0 || op.tensor as usize >= model.index().tensors.len() {
-            return Err(LES_ERR_INVALID);
-        }
+        check(&model, &op).map_err(|why| remember(&model, &Error::Invalid(why.into())))?;
         let mut ids = Vec::with_capacity(op.n_used as usize * op.n_tokens as usize);
         for t in 0..op.n_tokens as usize {
             // SAFETY: the caller vouches for n_tokens rows at this stride.
@@ -122,6 +121,30 @@ pub unsafe extern "C" fn les_ticket_open(
     })
 }
 
+/// What can be seen to be wrong before the caller's memory is read.
+fn check(model: &Model, op: &LesOp) -> Result<(), &'static str> {
+    let whole = |pointer: usize, stride: usize, n: u32, rows: u32| {
+        let apart = stride.is_multiple_of(4) && stride.div_ceil(4) >= n as usize;
+        pointer.is_multiple_of(4) && (rows < 2 || apart)
+    };
+    let Some(tensor) = model.index().tensors.get(op.tensor as usize) else {
+        return Err("there is no such tensor of experts");
+    };
+    if op.n_walkers == 0 {
+        return Err("a ticket needs at least one walker");
+    }
+    if op.n_used > tensor.n_expert() {
+        return Err("an operation asks for more experts per token than there are");
+    }
+    if !whole(op.ids.addr(), op.ids_stride, op.n_used, op.n_tokens) {
+        return Err("the ids of an operation overlap or are not aligned");
+    }
+    if !op.input.is_null() && !whole(op.input.addr(), op.input_stride, 0, op.n_rows) {
+        return Err("the input of an operation is not aligned");
+    }
+    Ok(())
+}
+
 fn remember(model: &Model, error: &Error) -> LesStatus {
     model.set_last_error(error.to_string());
     LesStatus::from(error)
@@ -129,8 +152,9 @@ fn remember(model: &Model, error: &Error) -> LesStatus {
 
 /// The expert at `position` of the walk: 0 first, then 1, and so on; every walker sees the same order. By asking for a
 /// position a walker gives up the expert before. Waits for the device if need be. `*expert` and `*data` are valid until
-/// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has
-/// after an error. Each walker in its own thread.
+/// this walker's next call. After the last one the answer is `LES_END`, and this walker has left; so it has after an
+/// error, but not after `LES_ERR_NULL`. Each walker is a thread, the same for all its calls: `LES_ERR_INVALID`, without
+/// effect, when this thread has left, asks for another position, or is one more than the op's `n_walkers`.
 ///
 /// # Safety
 /// `expert` and `data` are NULL or writable.
@@ -165,20 +189,21 @@ pub unsafe extern "C" fn les_ticket_next(
     })
 }
 
-/// Leaves a walk before its end: like reading on to `LES_END`. Each walker at most once, and not after `LES_END` or an
-/// error. Any thread.
+/// Leaves a walk before its end, or before its first expert: like reading on to `LES_END`. The walker's own thread;
+/// `LES_ERR_INVALID` when it has left, or is one more than the op's `n_walkers`.
 #[unsafe(no_mangle)]
 pub extern "C" fn les_ticket_leave(ticket: *mut LesTicket) -> LesStatus {
     guard(|| {
         let open = open(ticket)?;
-        open.ticket.close();
+        open.ticket.leave().map_err(|e| remember(&open.model, &e))?;
         close_if_left(ticket, &open);
         Ok(LES_OK)
     })
 }
 
 /// Gives up a ticket that not all walkers will leave by themselves; the last one to leave closes the handle otherwise.
-/// No walker may use an expert of it any more. NULL is fine. Any thread.
+/// No walker may use an expert of it any more, nor what a call that was under way in its thread answers. NULL is fine.
+/// Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn les_ticket_free(ticket: *mut LesTicket) -> LesStatus {
     guard(|| {

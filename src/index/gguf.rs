@@ -258,13 +258,16 @@ impl<R: Read + Seek> Reader<'_, R> {
             self.skip(bytes)?;
             return Ok(Value::Skipped);
         }
-        let mut largest = None;
+        // below every integer of a GGUF; an Option would be compared before it has a value, which harms nothing but
+        // disquiets valgrind
+        const NONE: i128 = i128::MIN;
+        let mut largest = NONE;
         for _ in 0..len {
             if let Value::Int(n) = self.scalar(kind)? {
-                largest = largest.max(Some(n));
+                largest = largest.max(n);
             }
         }
-        Ok(largest.map_or(Value::Skipped, |largest| Value::Ints { largest }))
+        Ok(if largest == NONE { Value::Skipped } else { Value::Ints { largest } })
     }
 
     fn alignment(&self, value: &Value) -> Result<u64> {

@@ -127,6 +127,17 @@ impl fmt::Debug for Opened {
     }
 }
 
+/// Whether so many reads may be in flight.
+///
+/// # Errors
+/// [`Error::Invalid`] when `depth` is 0 or more than [`MAX_DEPTH`].
+pub fn check_depth(depth: usize) -> Result<()> {
+    if depth == 0 || depth > MAX_DEPTH {
+        return Err(Error::Invalid(format!("an I/O depth of {depth} makes no sense; use 1 to {MAX_DEPTH}")));
+    }
+    Ok(())
+}
+
 /// Starts an engine that reads `files` into `arena`, with up to `depth` reads in flight, and faults where `fault` says.
 ///
 /// # Errors
@@ -139,9 +150,7 @@ pub fn open(
     depth: usize,
     fault: Option<FaultPlan>,
 ) -> Result<Opened> {
-    if depth == 0 || depth > MAX_DEPTH {
-        return Err(Error::Invalid(format!("an I/O depth of {depth} makes no sense; use 1 to {MAX_DEPTH}")));
-    }
+    check_depth(depth)?;
     let Opened { mut engine, notice } = open_kind(kind, files, arena, depth)?;
     if let Some(plan) = fault {
         engine = Box::new(FaultEngine::new(engine, plan));

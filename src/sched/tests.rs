@@ -238,12 +238,61 @@ mod sequential {
         let all: Vec<i32> = (0..8).collect();
         drop(Ticket::open(s.clone(), request(0, &all, 2)).unwrap());
         let left = Ticket::open(s.clone(), request(0, &all, 2)).unwrap();
-        left.close();
+        left.leave().unwrap();
         drop(left);
         for tensor in 0..6 {
             assert_eq!(run(&s, &shared, tensor, &all).unwrap().len(), 8);
         }
         assert!((0..48).all(|b| s.core.lock().store.pins(b) == 0));
+    }
+
+    #[test]
+    fn a_walker_that_errs_takes_nothing_away_from_another() {
+        let (s, _) = streamer(Setup::default());
+        let invalid = |result: Result<Step, Arc<Error>>| assert!(matches!(&*result.unwrap_err(), Error::Invalid(_)));
+        let ticket = Ticket::open(s.clone(), request(0, &[2, 3], 2)).unwrap();
+        std::thread::scope(|scope| {
+            // the other walker is at its first expert meanwhile
+            scope.spawn(|| ticket.next(0).unwrap()).join().unwrap();
+        });
+        invalid(ticket.next(1));
+        ticket.next(0).unwrap();
+        invalid(ticket.next(0));
+        ticket.next(1).unwrap();
+        invalid(ticket.next(1));
+        invalid(ticket.next(u32::MAX));
+        assert_eq!(ticket.next(2).unwrap(), Step::End);
+        for position in 0..4 {
+            invalid(ticket.next(position));
+        }
+        assert!(matches!(ticket.leave(), Err(Error::Invalid(_))));
+        std::thread::scope(|scope| {
+            // there is no third walker
+            scope.spawn(|| invalid(ticket.next(0))).join().unwrap();
+            scope.spawn(|| assert!(ticket.leave().is_err())).join().unwrap();
+        });
+        assert!(!ticket.is_closed());
+        assert!([2, 3].iter().all(|&b| s.core.lock().store.pins(b) == 1));
+    }
+
+    #[test]
+    fn a_walker_that_left_keeps_no_slots_from_the_others() {
+        let (s, shared) = streamer(Setup::default());
+        let all: Vec<i32> = (0..8).collect();
+        for first in 0..2 {
+            // the slots that another ticket holds leave fewer than the experts of this one
+            let _other = Ticket::open(s.clone(), request(3, &all[..6], 1)).unwrap();
+            let ticket = Ticket::open(s.clone(), request(0, &all, 2)).unwrap();
+            std::thread::scope(|scope| {
+                let leaver = scope.spawn(|| {
+                    (0..first).for_each(|position| assert!(ticket.next(position).is_ok()));
+                    ticket.leave().unwrap();
+                });
+                leaver.join().unwrap();
+            });
+            assert_eq!(walk(&s, &shared, &ticket).unwrap().len(), 8);
+            assert!(ticket.is_closed());
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::store::{Acquired, BlockId, State};
-use crate::sync::{AtomicU32, Mutex};
+use crate::sync::{AtomicU32, Mutex, ThreadId, this_thread};
 
 use super::{Core, Streamer};
 
@@ -19,7 +19,7 @@ pub struct Request<'a> {
     pub ids: &'a [i32],
     /// How many tokens asked: 1 while text is generated.
     pub rows: usize,
-    /// How many threads will walk the ticket. Each must call [`Ticket::next`] to the end, or [`Ticket::close`].
+    /// How many threads will walk the ticket. Each must call [`Ticket::next`] to the end, or [`Ticket::leave`].
     pub walkers: u32,
 }
 
@@ -47,11 +47,21 @@ pub struct Ticket {
     /// How many walkers have passed a position.
     passed: Vec<AtomicU32>,
     closed: AtomicU32,
+    seats: Mutex<Vec<Seat>>,
     // locked only while the streamer's core is
     walk: Mutex<Walk>,
     failed: OnceLock<Arc<Error>>,
     rows: usize,
     layer: u32,
+}
+
+/// One walker. Walkers are told apart by their threads, so that one that leaves twice, or passes a position twice, does
+/// not take an expert away from another.
+struct Seat {
+    thread: ThreadId,
+    /// The position to be asked for next.
+    next: u32,
+    left: bool,
 }
 
 struct Walk {
@@ -94,6 +104,7 @@ impl Ticket {
             order: experts.iter().map(|_| OnceLock::new()).collect(),
             passed: experts.iter().map(|_| AtomicU32::new(0)).collect(),
             closed: AtomicU32::new(0),
+            seats: Mutex::new(Vec::new()),
             walk: Mutex::new(Walk {
                 pending: Vec::new(),
                 unplaced: Vec::new(),
@@ -164,20 +175,22 @@ impl Ticket {
     }
 
     /// The expert at `position`: 0 first, then 1, and so on. By asking for a position a walker gives up the one before.
-    /// Waits until an expert is there. After the last one: [`Step::End`], which closes the ticket for this walker.
+    /// Waits until an expert is there. After the last one: [`Step::End`], with which this walker has left.
     ///
     /// # Errors
-    /// The operation has failed; the ticket is closed for this walker.
+    /// The operation has failed; this walker has left. [`Error::Invalid`], and nothing changes, when it had left before,
+    /// another position is next, or every walker is another thread.
     pub fn next(&self, position: u32) -> Result<Step, Arc<Error>> {
+        self.step(position).map_err(|why| Arc::new(Error::Invalid(why)))?;
         if let Some(before) = position.checked_sub(1) {
             self.pass(before as usize);
         }
         let Some(cell) = self.order.get(position as usize) else {
-            self.close();
+            self.close(position);
             return Ok(Step::End);
         };
         if let Some(error) = self.failed.get() {
-            self.close();
+            self.close(position);
             return Err(error.clone());
         }
         if let Some(&(expert, address)) = cell.get() {
@@ -185,9 +198,39 @@ impl Ticket {
         }
         self.wait_for(cell).map(|(expert, address)| Step::Expert { expert, address }).inspect_err(|e| {
             self.fail(e.clone());
-            self.close();
+            self.close(position);
             self.streamer.wake.notify_all();
         })
+    }
+
+    /// This thread's walker goes on to `position`.
+    fn step(&self, position: u32) -> Result<(), String> {
+        self.with_seat(|seat| {
+            if position != seat.next {
+                return Err(format!("position {} of a walk is next, not {position}", seat.next));
+            }
+            seat.next = seat.next.saturating_add(1);
+            Ok(())
+        })
+    }
+
+    fn with_seat<T>(&self, act: impl FnOnce(&mut Seat) -> Result<T, String>) -> Result<T, String> {
+        let thread = this_thread();
+        let seats = &mut *self.seats.lock();
+        let at = seats.iter().position(|seat| seat.thread == thread).unwrap_or(seats.len());
+        if at == self.walkers as usize {
+            return Err(format!("more threads walk a ticket than its {} walkers", self.walkers));
+        }
+        let Some(seat) = seats.get_mut(at) else {
+            let mut seat = Seat { thread, next: 0, left: false };
+            let answer = act(&mut seat)?;
+            seats.push(seat);
+            return Ok(answer);
+        };
+        if seat.left {
+            return Err("this thread has left the walk before".into());
+        }
+        act(seat)
     }
 
     fn wait_for(&self, cell: &OnceLock<(u32, usize)>) -> Result<(u32, usize), Arc<Error>> {
@@ -298,8 +341,27 @@ impl Ticket {
         }
     }
 
-    /// A walker leaves for good. The last one gives everything back.
-    pub fn close(&self) {
+    /// This thread's walker leaves before the end.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it had left before, or every walker is another thread.
+    pub fn leave(&self) -> Result<()> {
+        let next = self.with_seat(|seat| Ok(seat.next)).map_err(Error::Invalid)?;
+        self.close(next.saturating_sub(1));
+        Ok(())
+    }
+
+    /// A walker at `position` leaves for good. The last one gives everything back.
+    fn close(&self, position: u32) {
+        // has a seat, and has not left: it was looked up a moment ago, by the same thread
+        let _ = self.with_seat(|seat| {
+            seat.left = true;
+            Ok(())
+        });
+        // what it will not use must not be kept for it
+        for passed in position as usize..self.order.len() {
+            self.pass(passed);
+        }
         if self.closed.fetch_add(1, Ordering::AcqRel) + 1 != self.walkers {
             return;
         }

@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -82,7 +83,7 @@ class Tree:
         exe = WORK / "test-bin" / f"{name}-{digest.hexdigest()[:16]}"
         if not exe.exists():
             exe.parent.mkdir(parents=True, exist_ok=True)
-            partial = exe.with_name(f"{exe.name}.{os.getpid()}")
+            partial = exe.with_name(f"{exe.name}.{os.getpid()}.{threading.get_ident()}")
             cmd = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra"]
             cmd += [f"-I{self.src / d}" for d in ("include", "ggml/include", *includes)]
             cmd += [*map(str, sources), "-o", str(partial), f"-L{self.bin}", f"-Wl,-rpath,{self.bin}"]
@@ -266,12 +267,19 @@ def identity(args, env, ref, tree=None, streams=None):
         return message and f"{message}\n{done.shown}"
 
 
-def identity_of_two(args, env_a, env_b):
+def middle_cache(path):
+    """A cache between the smallest and the largest of a model, as the flag spells it."""
+    done = run([PATCHED.tool("les"), "inspect", "--json", path], {})
+    info = json.loads(done.stdout)
+    return f"{(info['floor_bytes'] + info['all_bytes']) // 2048 + 1}K"
+
+
+def identity_of_two(args, env_a, env_b, streams=None):
     """None, or why the patched tree's logits differ between two environments."""
     with tempfile.TemporaryDirectory() as tmp:
         drive(PATCHED, f"{tmp}/a", args, env_a)
         check_sane(f"{tmp}/a")
-        return identity(args, env_b, f"{tmp}/a")
+        return identity(args, env_b, f"{tmp}/a", streams=streams)
 
 
 def in_parallel(test, jobs):

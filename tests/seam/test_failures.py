@@ -111,7 +111,7 @@ class ReadFailures(Case):
     def test_every_read_fails_from_some_on(self):
         """Decode fails again and again; what was decoded before is right, and so is another model."""
         for io in ENGINES:
-            for fault in ["eio@1+", "eio@17+", "eio@2000+", "short@17+"]:
+            for fault in ["eio@1+", "eio@17+", "eio@900+", "short@17+"]:
                 with self.subTest(io=io, fault=fault):
                     done = self.run_with(fault, io, SCENARIOS, "--retries", "2")
                     self.assertRegex(done.stdout, r"attempt 2 code -\d+")
