@@ -95,14 +95,19 @@ impl Model {
         if self.streamer.get().is_some() {
             return Err(Error::Invalid("the model streams already: its options can no longer change".into()));
         }
-        self.decide_with(options, memory::available())
+        self.decide_given(options, memory::available())
     }
 
-    fn decide_with(&self, options: &Options, available: Option<u64>) -> Result<Decision> {
+    /// As [`Model::decide`], with so many bytes of memory available; `None`: nobody knows.
+    ///
+    /// # Errors
+    /// As [`Model::decide`].
+    pub fn decide_given(&self, options: &Options, available: Option<u64>) -> Result<Decision> {
         let (floor, all) = self.cache_bounds();
         let off = |message: String| Ok(Decision { streams: false, cache_bytes: 0, message });
         if all == 0 {
-            return off(String::new());
+            let asked = options.mode == Mode::On;
+            return off(if asked { "the model has no routed experts: nothing streams".into() } else { String::new() });
         }
         let experts = Size(self.index.expert_bytes());
         match options.mode {

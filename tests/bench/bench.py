@@ -57,6 +57,20 @@ def generate(args, cap, extra):
         return row
 
 
+def pair(args):
+    """llama-bench with every expert cached against stock's, prompt and generation: the ratios of one pair. The first
+    repetitions fill the cache and are left out."""
+    def run(exe, *extra):
+        command = [str(exe), "-m", args.model, "-t", str(args.threads), "--repack", "0", "-p", "256", "-n", "32",
+                   "-r", "16", "-o", "json", *extra]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+        return [statistics.median(test["samples_ts"][8:]) for test in json.loads(done.stdout)]
+
+    stock = run(ROOT / "build/stock/bin/llama-bench")
+    les = run(args.bin / "llama-bench", "--les", "on", "--les-cache", "100%")
+    return {f"{name} les/stock": b / a for name, a, b in zip(("prompt", "decode"), stock, les)}
+
+
 def show(name, rows):
     print(f"\n{name}")
     for key in rows[0]:
@@ -72,8 +86,17 @@ def main():
     ap.add_argument("--tokens", type=int, default=128)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
+    ap.add_argument("--pairs", action="store_true",
+                    help="only compare llama-bench with all experts cached with stock's (build/stock/bin/llama-bench)")
     ap.add_argument("--no-resident", action="store_true", help="leave out the cases that need memory for the whole model")
     args = ap.parse_args()
+    if args.pairs:
+        rows = []
+        for run in range(args.runs):
+            rows.append(pair(args))
+            print(f"pair {run + 1}/{args.runs}: {rows[-1]}", flush=True)
+        show("everything cached, against stock, both with --repack 0", rows)
+        return
     cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"]) for cap in args.caps.split(",") if cap}
     if not args.no_resident:
         cases["stock way: --les off --no-repack, no cap"] = (0, ["--les", "off", "--no-repack", "-lm", "mmap"])

@@ -1,0 +1,118 @@
+//! What is decided about a model, and that a model streams what is in its file.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
+
+#[path = "common/gguf.rs"]
+#[allow(dead_code)]
+mod gguf;
+
+use std::path::PathBuf;
+
+use les::Error;
+use les::model::Model;
+use les::options::{CacheSize, Mode, Options};
+use les::sched::{Request, Step};
+
+const GIB: u64 = 1 << 30;
+
+struct File {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+/// A model of 4 layers with 16 experts, of which 2 are used.
+fn file() -> File {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    gguf::Gguf::moe(4, 16, 2).write(&path);
+    File { _dir: dir, path }
+}
+
+fn options(mode: Mode, cache: CacheSize) -> Options {
+    Options { mode, cache, ..Options::default() }
+}
+
+#[test]
+fn auto_streams_what_does_not_fit() {
+    let file = file();
+    let model = Model::open(&file.path).unwrap();
+    let (floor, all) = model.cache_bounds();
+    let decide = |cache, memory| model.decide_given(&options(Mode::Auto, cache), memory).unwrap();
+    assert!(!decide(CacheSize::Auto, Some(16 * GIB)).streams);
+    assert!(!decide(CacheSize::Auto, None).streams, "nobody knows how much memory there is");
+    let small = decide(CacheSize::Auto, Some(1 << 20));
+    assert!(small.streams && small.cache_bytes == floor, "{small:?}");
+    assert!(small.message.contains("--les-cache") && small.message.contains("--les off"), "{}", small.message);
+    // a budget is a wish, whatever memory there is
+    let given = decide(CacheSize::Bytes(floor), Some(16 * GIB));
+    assert!(given.streams && given.cache_bytes == floor);
+    assert!(!decide(CacheSize::Bytes(all), Some(16 * GIB)).streams);
+    assert!(decide(CacheSize::Min, Some(16 * GIB)).streams);
+}
+
+#[test]
+fn on_and_off_are_obeyed() {
+    let file = file();
+    let model = Model::open(&file.path).unwrap();
+    let decide = |mode| model.decide_given(&options(mode, CacheSize::Auto), Some(16 * GIB)).unwrap();
+    assert!(decide(Mode::On).streams);
+    assert!(!decide(Mode::Off).streams);
+}
+
+#[test]
+fn a_cache_below_the_floor_is_refused_with_the_floor() {
+    let file = file();
+    let model = Model::open(&file.path).unwrap();
+    let (floor, _) = model.cache_bounds();
+    let refused = model.decide_given(&options(Mode::On, CacheSize::Bytes(floor - 1)), Some(GIB)).unwrap_err();
+    assert!(matches!(refused, Error::Budget { floor_mib, .. } if floor_mib == floor.div_ceil(1 << 20)), "{refused}");
+    // the one that is named is accepted
+    let named = CacheSize::Bytes(floor.div_ceil(1 << 20) << 20);
+    assert!(model.decide_given(&options(Mode::On, named), Some(GIB)).unwrap().streams);
+}
+
+#[test]
+fn what_is_handed_out_is_what_the_file_holds() {
+    let file = file();
+    let bytes = std::fs::read(&file.path).unwrap();
+    for io in ["auto", "pread"] {
+        let model = Model::open(&file.path).unwrap();
+        let options = Options { io: io.parse().unwrap(), ..options(Mode::On, CacheSize::Min) };
+        assert!(model.decide(&options).unwrap().streams);
+        let (floor, _) = model.cache_bounds();
+        for round in 0..3 {
+            for (tensor, t) in model.index().tensors.iter().enumerate() {
+                let ids: Vec<i32> = (0..16).filter(|e| (e + round) % 3 != 0).collect();
+                let request = Request { tensor, ids: &ids, rows: ids.len(), walkers: 1 };
+                let ticket = model.ticket(request, std::iter::empty()).unwrap();
+                let mut seen = Vec::new();
+                while let Step::Expert { expert, address } = ticket.next(seen.len() as u32).unwrap() {
+                    let want = (t.offset + u64::from(expert) * t.expert_bytes) as usize;
+                    let len = t.expert_bytes as usize;
+                    // SAFETY: the address is valid for the expert's bytes until the next call.
+                    #[allow(unsafe_code)]
+                    let got = unsafe { std::slice::from_raw_parts(address as *const u8, len) };
+                    assert!(got == &bytes[want..want + len], "{} expert {expert}", t.name);
+                    seen.push(expert as i32);
+                }
+                seen.sort_unstable();
+                assert_eq!(seen, ids);
+            }
+        }
+        let stats = model.stats().unwrap();
+        assert!(stats.cache_bytes <= floor && stats.evictions > 0, "{stats:?}");
+    }
+}
+
+#[test]
+fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
+    let file = file();
+    let model = Model::open(&file.path).unwrap();
+    model.decide(&options(Mode::On, CacheSize::Min)).unwrap();
+    let ticket = |value: f32| {
+        let row = vec![1.0, value, 1.0];
+        model.ticket(Request { tensor: 0, ids: &[1], rows: 1, walkers: 1 }, std::iter::once(&row[..])).map(|_| ())
+    };
+    ticket(1e30).unwrap();
+    assert!(matches!(ticket(f32::NAN), Err(Error::NotANumber { .. })));
+    assert!(matches!(ticket(f32::NEG_INFINITY), Err(Error::NotANumber { .. })));
+}
