@@ -1,7 +1,6 @@
 #include "common-les.h"
 
 #include "ggml-les.h"
-#include "log.h"
 
 #include <cstring>
 #include <stdexcept>
@@ -74,25 +73,18 @@ std::string common_les_usage() {
     return usage;
 }
 
-static void les_print(FILE * file, const char * text) {
-    if (file) {
-        fprintf(file, "les: %s\n", text);
-    } else {
-        LOG_INF("les: %s\n", text);
-    }
-}
-
-void common_les_announce(FILE * file) {
+// on stderr: what a user must see does not depend on a tool's verbosity
+void common_les_announce() {
     char text[1024] = "";
     ggml_les_take_message(text, sizeof(text));
     if (*text) {
-        les_print(file, text);
+        fprintf(stderr, "les: %s\n", text);
     }
 }
 
-void common_les_report(FILE * file) {
+void common_les_report() {
     char text[1024] = "";
     for (int i = 0; ggml_les_summary(i, text, sizeof(text)); i++) {
-        les_print(file, text);
+        fprintf(stderr, "les: %s\n", text);
     }
 }

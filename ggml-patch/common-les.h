@@ -4,7 +4,6 @@
 
 #include "arg.h"
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@ bool common_les_parse(int argc, char ** argv, int & i);
 // the flags' help for such a program
 std::string common_les_usage();
 
-// prints what was decided about the model that was loaded last; to the log, or to a file
-void common_les_announce(FILE * file = nullptr);
+// prints what was decided about the model that was loaded last
+void common_les_announce();
 // prints a summary of each model that streams
-void common_les_report(FILE * file = nullptr);
+void common_les_report();

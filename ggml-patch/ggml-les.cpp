@@ -21,6 +21,7 @@ struct ggml_les_model {
     std::string            name;       // file name, for reports
     std::string            stats_path; // written when the model is freed
     std::atomic<int>       n_refs { 1 };
+    std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
     // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
     std::unordered_map<const void *, uint32_t> tensors;
 };
@@ -61,6 +62,7 @@ les_state & state() {
 
 thread_local bool             loading          = false;
 thread_local ggml_les_model * load_model       = nullptr; // that streams
+thread_local bool             load_dry         = false;   // only sizes are wanted
 thread_local size_t           load_cache_bytes = 0;
 
 void copy_text(char * buf, size_t len, const std::string & text) {
@@ -157,7 +159,8 @@ bool ggml_les_set_option(const char * name, const char * value, char * err, size
 
 bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_splits, bool no_alloc,
                          bool * streams, char * err, size_t err_len) {
-    loading = true;
+    loading  = true;
+    load_dry = no_alloc;
     load_cache_bytes = 0;
     *streams = false;
 
@@ -175,8 +178,12 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
             state().message.clear();
         }
     }
-    if (mode == "off" || *fname == 0) {
+    if (mode == "off") {
         return true;
+    }
+    if (*fname == 0) {
+        copy_text(err, err_len, "a model that is not loaded by its path cannot stream");
+        return mode != "on";
     }
 
     les_model * handle = nullptr;
@@ -184,8 +191,8 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         ? les_model_open(fname, &handle, err, err_len)
         : les_model_open_shards(splits, n_splits, &handle, err, err_len);
     if (status != LES_OK) {
-        GGML_LOG_DEBUG("les: %s\n", err);
-        return mode != "on"; // llama.cpp will say what is wrong with the file, if anything is
+        GGML_LOG_WARN("les: %s\n", err);
+        return mode != "on";
     }
 
     ggml_les_model * model = new ggml_les_model();
@@ -225,20 +232,17 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
 }
 
 void ggml_les_load_done(void) {
-    if (!load_model) {
+    if (!load_model || load_dry) {
         return;
     }
     if (load_model->tensors.empty()) {
-        GGML_LOG_WARN("les: no expert is left to the CPU, so that none streams; --cpu-moe leaves them there\n");
         forget_live(load_model);
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().message = "no expert is left to the CPU, so that none streams; --cpu-moe leaves them there";
+        GGML_LOG_WARN("les: %s\n", state().message.c_str());
         return;
     }
     les_model_forget_cached(load_model->handle);
-    char text[1024] = "";
-    les_model_notice(load_model->handle, text, sizeof(text));
-    if (*text) {
-        GGML_LOG_WARN("les: %s\n", text);
-    }
 }
 
 void ggml_les_load_end(void) {
@@ -316,12 +320,17 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
     const ggml_tensor * src0 = dst->src[0];
     const ggml_tensor * src1 = dst->src[1];
     const ggml_tensor * ids  = dst->src[2];
-    const ggml_les_model * model = ((const ggml_les_buffer *) src0->buffer->context)->model;
+    ggml_les_model * model = ((const ggml_les_buffer *) src0->buffer->context)->model;
 
     dst->extra = nullptr;
     const auto tensor = model->tensors.find(src0->data);
     if (tensor == model->tensors.end()) {
         GGML_LOG_ERROR("les: %s is a part of a tensor that streams, and cannot be used alone; use --les off\n", src0->name);
+        return false;
+    }
+
+    if (ids->nb[0] != sizeof(int32_t)) {
+        GGML_LOG_ERROR("les: the picks for %s do not follow each other\n", src0->name);
         return false;
     }
 
@@ -345,6 +354,13 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
     les_ticket * ticket = nullptr;
     if (les_ticket_open(model->handle, &op, &ticket) != LES_OK) {
         GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+    }
+    if (ticket && !model->told.test_and_set()) {
+        char text[1024] = "";
+        les_model_notice(model->handle, text, sizeof(text));
+        if (*text) {
+            GGML_LOG_WARN("les: %s\n", text);
+        }
     }
     dst->extra = ticket;
     return ticket != nullptr;

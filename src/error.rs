@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::options::Size;
+
 /// What went wrong. Cheap to clone is not needed: errors end a load or a decode.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,12 +58,12 @@ pub enum Error {
     },
     /// The budget cannot hold what one token needs.
     #[error(
-        "an expert cache of {budget_mib} MiB is too small for this model: it needs at least {floor_mib} MiB \
-         (the experts of one token); use --les-cache {floor_mib} or more"
+        "an expert cache of {budget} is too small for this model: it needs at least {floor_mib} MiB \
+         (the experts of one token); use --les-cache {floor_mib} or more", budget = Size(*budget)
     )]
     Budget {
-        /// What was asked for, in MiB.
-        budget_mib: u64,
+        /// What was asked for, in bytes.
+        budget: u64,
         /// The least that works, in MiB, rounded up.
         floor_mib: u64,
     },

@@ -44,6 +44,7 @@ pub struct Model {
     files: Arc<Files>,
     options: Mutex<(Options, Option<FaultPlan>)>,
     streamer: OnceLock<Arc<Streamer>>,
+    engine_notice: OnceLock<String>,
     starting: Mutex<()>,
     last_error: Mutex<String>,
 }
@@ -72,6 +73,7 @@ impl Model {
             files: Arc::new(files),
             options: Mutex::default(),
             streamer: OnceLock::new(),
+            engine_notice: OnceLock::new(),
             starting: Mutex::new(()),
             last_error: Mutex::new(String::new()),
         })
@@ -95,7 +97,7 @@ impl Model {
         if self.streamer.get().is_some() {
             return Err(Error::Invalid("the model streams already: its options can no longer change".into()));
         }
-        self.decide_given(options, memory::available())
+        self.decide_given(options, available())
     }
 
     /// As [`Model::decide`], with so many bytes of memory available; `None`: nobody knows.
@@ -174,11 +176,14 @@ impl Model {
             return Ok(streamer);
         }
         let (options, fault) = self.options.lock().clone();
-        let budget = self.budget(options.cache, memory::available())?;
+        let budget = self.budget(options.cache, available())?;
         let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
         let depth = if options.io_depth == 0 { DEFAULT_DEPTH } else { options.io_depth };
         let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault)?;
+        if let Some(notice) = opened.notice {
+            self.engine_notice.get_or_init(|| notice);
+        }
         let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
         let store = Store::new(plan, policy);
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
@@ -190,21 +195,21 @@ impl Model {
     /// # Errors
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket<'a>(&self, request: Request, mut input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
-        // once per layer, where the router's own input is at hand; without a branch per element, so that the loop is
-        // vectorized
         let leads = |t: usize| matches!(self.index.tensors[t].part, Part::Up | Part::GateUp);
-        if request.tensor < self.index.tensors.len()
-            && leads(request.tensor)
-            && input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite()))
-        {
+        // first the reads, then, while they are under way, the check; dropping the ticket gives back what it holds
+        let ticket = Ticket::open(self.streamer()?.clone(), request)?;
+        // without a branch per element, so that the loop is vectorized
+        if leads(request.tensor) && input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
             return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
         }
-        Ticket::open(self.streamer()?.clone(), request)
+        Ok(ticket)
     }
 
-    /// What the user should know of how the files are read; `None` when all is as it should be.
+    /// What the user should know of how the files are read, as far as it is known: all of it once streaming has begun.
+    /// `None` when all is as it should be.
     pub fn notice(&self) -> Option<String> {
-        self.files.notice()
+        let notices: Vec<String> = self.files.notice().into_iter().chain(self.engine_notice.get().cloned()).collect();
+        (!notices.is_empty()).then(|| notices.join("; "))
     }
 
     /// Drops what the page cache holds of the model's files.
@@ -228,6 +233,11 @@ impl Model {
     pub fn last_error(&self) -> String {
         self.last_error.lock().clone()
     }
+}
+
+/// What is available, less what other models' caches will still take.
+fn available() -> Option<u64> {
+    memory::available().map(|a| a.saturating_sub(Arena::promised()))
 }
 
 fn reserve(available: u64) -> u64 {

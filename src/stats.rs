@@ -26,14 +26,6 @@ pub struct Phase {
     pub wait_ns: u64,
 }
 
-impl Phase {
-    /// Hits among requests, 0 to 1; parts that were read along with an earlier part of the same expert do not count as
-    /// hits.
-    pub fn hit_rate(&self) -> f64 {
-        if self.requests == 0 { 0.0 } else { self.hits as f64 / self.requests as f64 }
-    }
-}
-
 /// Counters of one layer, both phases together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LayerStats {
@@ -70,7 +62,7 @@ pub struct Stats {
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Nanoseconds from one generated token to the next, summed, and how many such steps.
+    /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
     pub decode_ns: u64,
     /// Steps in `decode_ns`.
     pub decode_steps: u64,
@@ -86,6 +78,8 @@ pub struct Stats {
     in_decode: bool,
     #[serde(skip)]
     last_decode: Option<Instant>,
+    #[serde(skip)]
+    longest_step_ns: u64,
     /// The part of an expert that is asked for first in each layer: hits are judged by it.
     #[serde(skip)]
     leads: Vec<bool>,
@@ -124,6 +118,7 @@ impl Stats {
             layer_slot,
             in_decode: false,
             last_decode: None,
+            longest_step_ns: 0,
             leads,
         }
     }
@@ -169,8 +164,11 @@ impl Stats {
         self.phase().tokens += rows as u64;
         let now = Instant::now();
         if let (1, Some(last)) = (rows, self.last_decode) {
-            self.decode_ns += (now - last).as_nanos() as u64;
-            self.decode_steps += 1;
+            let ns = (now - last).as_nanos() as u64;
+            // a pause between two texts is the longest of all steps: it does not count
+            self.decode_ns += ns.min(self.longest_step_ns);
+            self.decode_steps += u64::from(self.longest_step_ns > 0);
+            self.longest_step_ns = self.longest_step_ns.max(ns);
         }
         self.last_decode = (rows == 1).then_some(now);
     }

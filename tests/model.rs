@@ -2,7 +2,6 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
 #[path = "common/gguf.rs"]
-#[allow(dead_code)]
 mod gguf;
 
 use std::path::PathBuf;
@@ -109,7 +108,7 @@ fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
     let model = Model::open(&file.path).unwrap();
     model.decide(&options(Mode::On, CacheSize::Min)).unwrap();
     let ticket = |value: f32| {
-        let row = vec![1.0, value, 1.0];
+        let row = [1.0, value, 1.0];
         model.ticket(Request { tensor: 0, ids: &[1], rows: 1, walkers: 1 }, std::iter::once(&row[..])).map(|_| ())
     };
     ticket(1e30).unwrap();

@@ -12,7 +12,7 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::index::Index;
@@ -56,7 +56,13 @@ struct Core {
     /// Blocks that have a slot and wait for their turn at the device.
     queue: VecDeque<BlockId>,
     in_flight: usize,
+    /// Reads that have ended, well or not.
+    completions: u64,
     reaping: bool,
+    /// Counts the passes over the model: the operations of its first tensor.
+    pass: u32,
+    /// Per block: the pass that asked for its last read.
+    asked: Vec<u32>,
     /// Why the blocks in state `Failed` failed.
     errors: HashMap<BlockId, Arc<Error>>,
     stats: Stats,
@@ -83,10 +89,13 @@ impl Streamer {
             (0..n).flat_map(|t| std::iter::repeat_n(t as u32, index.tensors[t].n_expert() as usize)).collect();
         let stats = Stats::new(&index, store.plan());
         let core = Core {
+            asked: vec![0; store.plan().n_blocks as usize],
             store,
             queue: VecDeque::new(),
             in_flight: 0,
+            completions: 0,
             reaping: false,
+            pass: 0,
             errors: HashMap::new(),
             stats,
             batch: Vec::new(),
@@ -164,6 +173,7 @@ impl Streamer {
         let mut core = self.core.lock();
         for completion in done {
             core.in_flight -= 1;
+            core.completions += 1;
             let block = completion.token as BlockId;
             let file = self.index.tensors[self.tensor_of[block as usize] as usize].file;
             let changed = checked.iter().find(|(f, _)| *f == file).and_then(|(_, e)| e.clone());
@@ -212,30 +222,28 @@ impl Streamer {
         }
     }
 
-    /// Waits until something may have changed: reaps completions, or sleeps while another walker does. The caller has
-    /// been waiting `since` then without any progress.
-    ///
-    /// # Errors
-    /// [`Error::Stalled`] when that is too long.
-    fn wait<'a>(&'a self, mut core: MutexGuard<'a, Core>, since: Instant) -> Result<MutexGuard<'a, Core>> {
-        if core.reaping || core.in_flight == 0 {
-            core = self.wake.wait(core, REAP_SLICE);
-        } else {
-            core.reaping = true;
-            let mut done = std::mem::take(&mut core.done);
-            drop(core);
-            self.engine.reap(REAP_SLICE, &mut done);
-            core = self.finish(&done);
-            core.reaping = false;
-            done.clear();
-            core.done = done;
-            self.pump(&mut core);
-            self.wake.notify_all();
-        }
-        if since.elapsed() > STALL_LIMIT {
-            return Err(Error::Stalled { seconds: STALL_LIMIT.as_secs() });
-        }
-        Ok(core)
+    /// Waits until something may have changed: reaps completions, or sleeps while another walker does.
+    fn wait<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        if core.reaping || core.in_flight == 0 { self.wake.wait(core, REAP_SLICE) } else { self.reap(core, REAP_SLICE) }
+    }
+
+    /// Takes what has been completed, without waiting.
+    fn poll<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        if core.reaping || core.in_flight == 0 { core } else { self.reap(core, Duration::ZERO) }
+    }
+
+    fn reap<'a>(&'a self, mut core: MutexGuard<'a, Core>, limit: Duration) -> MutexGuard<'a, Core> {
+        core.reaping = true;
+        let mut done = std::mem::take(&mut core.done);
+        drop(core);
+        self.engine.reap(limit, &mut done);
+        let mut core = self.finish(&done);
+        core.reaping = false;
+        done.clear();
+        core.done = done;
+        self.pump(&mut core);
+        self.wake.notify_all();
+        core
     }
 
     /// Has `block` read: it holds a slot from now on. Answers whether there was one.
@@ -243,6 +251,8 @@ impl Streamer {
         let answer = core.store.acquire(block);
         if answer == Acquired::Reserved {
             core.queue.push_back(block);
+            core.asked[block as usize] = core.pass;
+            self.arena.touched(core.store.take_fresh_bytes());
             let (t, range) = self.extent_of(core, block);
             core.stats.read(self.index.tensors[t].layer, range.len);
         }

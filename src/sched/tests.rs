@@ -371,7 +371,7 @@ mod concurrent {
             let (s, shared) = streamer(Setup { script, depth: 2, ..Default::default() });
             let results: Vec<_> =
                 walkers(&s, &shared, 0, &[1, 4, 6], 2).into_iter().map(|h| h.join().unwrap()).collect();
-            assert!(results.iter().any(Option::is_none));
+            assert!(results.iter().all(Option::is_none));
             let core = s.core.lock();
             assert!((0..48).all(|b| core.store.pins(b) == 0));
         });

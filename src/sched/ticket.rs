@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::store::{Acquired, BlockId, State};
 use crate::sync::{AtomicU32, Mutex, ThreadId, this_thread};
 
-use super::{Core, Streamer};
+use super::{Core, STALL_LIMIT, Streamer};
 
 /// What an operation needs.
 #[derive(Debug, Clone, Copy)]
@@ -96,8 +96,9 @@ impl Ticket {
             expert,
             n_expert: tensor.n_expert(),
         })?;
-        let mut guard = streamer.core.lock();
+        let mut guard = streamer.poll(streamer.core.lock());
         let core = &mut *guard;
+        core.pass += u32::from(request.tensor == 0);
         let ticket = Self {
             first_block: core.store.plan().tensors[request.tensor].first_block,
             walkers: request.walkers,
@@ -138,6 +139,12 @@ impl Ticket {
             let block = self.first_block + e;
             match core.store.state(block) {
                 State::Absent => {
+                    walk.unplaced.push(block);
+                    continue;
+                }
+                // an error is for the pass that asked for the read; a later one tries again
+                State::Failed if core.asked[block as usize] != core.pass => {
+                    self.streamer.failure(core, block);
                     walk.unplaced.push(block);
                     continue;
                 }
@@ -185,19 +192,18 @@ impl Ticket {
         if let Some(before) = position.checked_sub(1) {
             self.pass(before as usize);
         }
-        let Some(cell) = self.order.get(position as usize) else {
-            self.close(position);
-            return Ok(Step::End);
-        };
         if let Some(error) = self.failed.get() {
             self.close(position);
             return Err(error.clone());
         }
+        let Some(cell) = self.order.get(position as usize) else {
+            self.close(position);
+            return Ok(Step::End);
+        };
         if let Some(&(expert, address)) = cell.get() {
             return Ok(Step::Expert { expert, address });
         }
-        self.wait_for(cell).map(|(expert, address)| Step::Expert { expert, address }).inspect_err(|e| {
-            self.fail(e.clone());
+        self.wait_for(cell).map(|(expert, address)| Step::Expert { expert, address }).inspect_err(|_| {
             self.close(position);
             self.streamer.wake.notify_all();
         })
@@ -235,8 +241,8 @@ impl Ticket {
 
     fn wait_for(&self, cell: &OnceLock<(u32, usize)>) -> Result<(u32, usize), Arc<Error>> {
         let began = Instant::now();
-        let mut last = began;
         let mut core = self.streamer.core.lock();
+        let mut progress = (core.completions, began);
         loop {
             if let Some(&answer) = cell.get() {
                 return Ok(answer);
@@ -244,18 +250,28 @@ impl Ticket {
             if let Some(error) = self.failed.get() {
                 return Err(error.clone());
             }
-            if self.advance(&mut core)? {
-                let waited = began.elapsed();
-                core.stats.waited(self.layer, self.rows, waited);
-                // one walker may have made the others' next expert available
-                self.streamer.wake.notify_all();
-                continue;
+            match self.advance(&mut core) {
+                Ok(false) => {}
+                Ok(true) => {
+                    core.stats.waited(self.layer, self.rows, began.elapsed());
+                    // one walker may have made the others' next expert available
+                    self.streamer.wake.notify_all();
+                    continue;
+                }
+                // before the lock is given back: no other walker may read anew what has failed for this one
+                Err(error) => {
+                    self.fail(error.clone());
+                    return Err(error);
+                }
             }
-            let in_flight = core.in_flight;
-            core = self.streamer.wait(core, last)?;
-            if core.in_flight != in_flight {
-                last = Instant::now();
+            if core.completions != progress.0 {
+                progress = (core.completions, Instant::now());
+            } else if progress.1.elapsed() > STALL_LIMIT {
+                let error = Arc::new(Error::Stalled { seconds: STALL_LIMIT.as_secs() });
+                self.fail(error.clone());
+                return Err(error);
             }
+            core = self.streamer.wait(core);
         }
     }
 

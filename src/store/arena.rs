@@ -2,10 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapMut, MmapOptions};
 
 use crate::error::{Error, Result};
+
+/// Bytes of all arenas that no slot has used yet: the system believes them free.
+static UNTOUCHED: AtomicU64 = AtomicU64::new(0);
 
 /// One anonymous mapping. Who may write to or read from which bytes is the store's affair: a slot that is being filled
 /// belongs to the engine, a slot that is ready is only read.
@@ -13,6 +17,7 @@ use crate::error::{Error, Result};
 pub struct Arena {
     map: MmapMut,
     base: *mut u8,
+    untouched: AtomicU64,
 }
 
 // SAFETY: `base` points into `map`, which lives as long as the arena; the arena itself never dereferences it.
@@ -33,7 +38,21 @@ impl Arena {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let base = map.as_mut_ptr();
-        Ok(Self { map, base })
+        let untouched = map.len() as u64;
+        UNTOUCHED.fetch_add(untouched, Ordering::Relaxed);
+        Ok(Self { map, base, untouched: untouched.into() })
+    }
+
+    /// Bytes that all arenas will still take from the system.
+    pub fn promised() -> u64 {
+        UNTOUCHED.load(Ordering::Relaxed)
+    }
+
+    /// `bytes` more bytes are used for the first time.
+    pub fn touched(&self, bytes: u64) {
+        let bytes = bytes.min(self.untouched.load(Ordering::Relaxed));
+        self.untouched.fetch_sub(bytes, Ordering::Relaxed);
+        UNTOUCHED.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Its size in bytes.
@@ -56,5 +75,11 @@ impl Arena {
             Some(end) if end <= self.len() => unsafe { self.base.add(offset) },
             _ => std::ptr::null_mut(),
         }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        UNTOUCHED.fetch_sub(*self.untouched.get_mut(), Ordering::Relaxed);
     }
 }

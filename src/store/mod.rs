@@ -60,6 +60,9 @@ pub struct Store {
     blocks: Vec<Block>,
     class_of: Vec<u16>,
     free: Vec<Vec<u32>>,
+    /// Per class: slots below this one have been used.
+    high_water: Vec<u32>,
+    fresh_bytes: u64,
     evictions: u64,
 }
 
@@ -74,12 +77,18 @@ impl Store {
         // the last is taken first: slots fill from the start of the arena
         let free = plan.classes.iter().map(|c| (c.first_slot..c.first_slot + c.slots).rev().collect()).collect();
         let blocks = vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT }; plan.n_blocks as usize];
-        Self { plan, policy, blocks, class_of, free, evictions: 0 }
+        let high_water = plan.classes.iter().map(|c| c.first_slot).collect();
+        Self { plan, policy, blocks, class_of, free, high_water, fresh_bytes: 0, evictions: 0 }
     }
 
     /// How the budget is cut.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Bytes of the slots that were used for the first time since the last call.
+    pub fn take_fresh_bytes(&mut self) -> u64 {
+        std::mem::take(&mut self.fresh_bytes)
     }
 
     /// Blocks evicted so far.
@@ -165,6 +174,10 @@ impl Store {
     fn take_slot(&mut self, block: BlockId) -> Option<u32> {
         let class = usize::from(self.class_of[block as usize]);
         if let Some(slot) = self.free[class].pop() {
+            if slot >= self.high_water[class] {
+                self.high_water[class] = slot + 1;
+                self.fresh_bytes += self.plan.classes[class].slot_bytes;
+            }
             return Some(slot);
         }
         let blocks = &self.blocks;

@@ -87,7 +87,7 @@ impl Plan {
             return Err(Error::Invalid("the model has no routed experts to stream".into()));
         }
         if budget < floor {
-            return Err(Error::Budget { budget_mib: budget >> 20, floor_mib: floor.div_ceil(1 << 20) });
+            return Err(Error::Budget { budget, floor_mib: floor.div_ceil(1 << 20) });
         }
         let mut plan = Self::classes_of(index, align);
         let spare = (budget - floor).min(all - floor);
