@@ -30,7 +30,7 @@ log=$LES_BUILD/quickstart.log
 }
 echo
 # what was decided, the summary, and llama.cpp's own times
-grep -E '^les: | eval time' "$log" | sed 's/^[0-9.]* [A-Z] //' || true
+grep -E '(^| )les: |eval time' "$log" | sed 's/^[0-9.]* [A-Z] //' || true
 echo
 echo "The programs are in $LES_BUILD/bin. Try your own model:"
 echo "  $LES_BUILD/bin/llama-cli -m MODEL.gguf"

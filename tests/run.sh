@@ -93,6 +93,17 @@ build() {
     les_build llama-gguf-split
 }
 
+# The user's first command: text, and how fast it came.
+quickstart() {
+    prompt="The list"
+    out=$(sh cmake/quickstart.sh "$prompt")
+    printf '%s\n' "$out"
+    text=$(printf '%s\n' "$out" | sed '/^les: /,$d')
+    case $text in "$prompt"?*) ;; *) false ;; esac
+    [ ${#text} -gt $((${#prompt} + 40)) ]
+    printf '%s\n' "$out" | grep -q '^les: .* tok/s'
+}
+
 # What tests/seam compares with: llama.cpp as it is, with its maker of small random models of every architecture, and
 # the patched tree built without ggml-les.
 others() {
@@ -113,6 +124,7 @@ step doc doc
 step ascii ascii
 step patch sh tests/patch.sh
 step build build
+step quickstart quickstart
 step others others
 [ ! -f tests/c/run.sh ] || step c sh tests/c/run.sh
 [ ! -d tests/seam ] || step seam python3 -m unittest discover -v -s tests/seam

@@ -147,9 +147,9 @@ def run(cmd, env=None, timeout=TIMEOUT, **kwargs):
     return done
 
 
-def drive(tree, out, args, env=None, expect=0, timeout=TIMEOUT):
+def drive(tree, out, args, env=None, expect=0, timeout=TIMEOUT, **kwargs):
     """Runs the driver, which writes OUT.bin and OUT.idx."""
-    done = run([tree.driver(), "-o", out, *args], env, timeout)
+    done = run([tree.driver(), "-o", out, *args], env, timeout, **kwargs)
     if done.returncode != expect:
         raise Failed(f"expected exit code {expect}: {done.shown}")
     return done

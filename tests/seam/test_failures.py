@@ -17,6 +17,7 @@ from harness import PATCHED, SELF
 SCENARIOS = "decode,prompt64"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 ENGINES = ["uring", "pread"]
+NOBODY = 65534
 
 
 class Case(unittest.TestCase):
@@ -53,11 +54,12 @@ class LoadFailures(Case):
                 done = harness.drive(PATCHED, self.out, ["-m", model], {**harness.les("min"), name: value}, expect=2)
                 self.assertIn(value, done.stderr)
 
-    def load_damaged(self, damage):
+    def load_damaged(self, damage, **kwargs):
         first = harness.copy_model(models.sharded(), self.tmp)
         damage(harness.shard_files(first)[1])
-        done = harness.drive(PATCHED, self.out, ["-m", first], harness.les("min"), expect=2)
+        done = harness.drive(PATCHED, self.out, ["-m", first], harness.les("min"), expect=2, **kwargs)
         self.assertTrue(done.stderr.strip())
+        return done
 
     def test_truncated_shard(self):
         self.load_damaged(lambda path: os.truncate(path, path.stat().st_size - 100_000))
@@ -74,9 +76,19 @@ class LoadFailures(Case):
             path.mkdir()
         self.load_damaged(damage)
 
-    @unittest.skipIf(os.geteuid() == 0, "root may read everything")
     def test_unreadable_shard(self):
-        self.load_damaged(lambda path: path.chmod(0))
+        user = {}
+        if os.geteuid() == 0:  # who may read everything
+            user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            os.chown(self.tmp, NOBODY, NOBODY)
+            try:
+                reached = "usage" in harness.run([PATCHED.driver()], **user).stderr
+            except OSError:
+                reached = False
+            if not reached:
+                self.skipTest(f"the user {NOBODY} cannot reach {PATCHED.driver()} or its libraries")
+        done = self.load_damaged(lambda path: path.chmod(0), **user)
+        self.assertRegex(done.stderr, r"00002-of-00003\.gguf.*[Pp]ermission denied")
 
 
 @unittest.skipIf(SELF, "LES only")
@@ -107,6 +119,15 @@ class ReadFailures(Case):
                         self.assertNotIn("attempt 1", done.stdout)
                         message = harness.compare(self.out, self.ref)
                         self.assertIsNone(message, message)
+
+    def test_two_failed_reads_fail_one_decode(self):
+        """Of reads that are in flight together, none may be left to fail a later decode."""
+        for io in ENGINES:
+            with self.subTest(io=io):
+                done = self.run_with("eio@600,eio@601", io, "decode", "--retries", "1")
+                self.assertEqual(len(re.findall(r"^rc .* code -\d+$", done.stdout, re.M)), 1, done.shown)
+                message = harness.compare(self.out, self.ref)
+                self.assertIsNone(message, message)
 
     def test_every_read_fails_from_some_on(self):
         """Decode fails again and again; what was decoded before is right, and so is another model."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf_mini
 import harness
 import models
-from harness import PATCHED, STOCK
+from harness import PATCHED, SELF, STOCK
 
 ARGS = ["--no-repack", "--scenarios", "decode,prompt64", "--threads", "1,2"]
 
@@ -76,9 +76,21 @@ class Harness(unittest.TestCase):
         stock, patched = STOCK.cache_entries(), PATCHED.cache_entries()
         self.assertEqual({n: patched.get(n) for n in names}, {n: stock.get(n) for n in names})
 
-    def test_there_are_enough_architectures(self):
+    def test_all_architectures_are_there(self):
         # a change of the detection, or of the generator, must not silently empty the identity tests
-        self.assertGreaterEqual(len(models.arch_models()), 50)
+        names = {path.stem for path in models.arch_models()}
+        self.assertEqual(len(names), 53, sorted(names))
+        self.assertEqual(len(names - models.UNUSED), 52, sorted(names))
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_what_is_said_not_to_stream_does_not(self):
+        for name in models.UNUSED:
+            with self.subTest(name):
+                stats = self.tmp / f"{name}.json"
+                args = ["-m", models.arch_model(name), "--scenarios", "decode"]
+                harness.drive(PATCHED, self.out, args, {**harness.les("min"), "LLAMA_ARG_LES_STATS": str(stats)})
+                # where nothing was read there may be nothing to write
+                self.assertTrue(not stats.exists() or harness.total(harness.read_stats(stats), "bytes_read") == 0)
 
 
 if __name__ == "__main__":

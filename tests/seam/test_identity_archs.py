@@ -7,8 +7,6 @@ import models
 
 # stock itself aborts in these: kimi-linear cannot build its graph for several sequences
 SKIPPED = {"kimi-linear-moe": ["seqs"]}
-# its graph has no experts, though its file has
-UNUSED = {"refact-moe"}
 SCENARIOS = ["decode", "prompt64", "prompt512", "embd", "seqs"]
 
 
@@ -21,7 +19,7 @@ class IdentityArchs(unittest.TestCase):
     def check(self, env):
         def job(path):
             args = arguments(path, "--no-repack")
-            streams = False if path.stem in UNUSED else None
+            streams = False if path.stem in models.UNUSED else None
             return harness.identity(args, env(path), harness.reference(args, [path]), streams=streams)
 
         harness.in_parallel(self, [(path.stem, lambda path=path: job(path)) for path in models.arch_models()])
@@ -47,7 +45,7 @@ class IdentityArchs(unittest.TestCase):
     def test_repack_does_not_depend_on_the_cache(self):
         """With repacking, the other weights use other kernels than in the reference: LES is its own reference."""
         def job(path):
-            streams = False if path.stem in UNUSED else None
+            streams = False if path.stem in models.UNUSED else None
             return harness.identity_of_two(arguments(path), harness.les("100%"), harness.les("min"), streams)
 
         harness.in_parallel(self, [(path.stem, lambda path=path: job(path)) for path in models.arch_models()])

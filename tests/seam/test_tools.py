@@ -104,17 +104,54 @@ class Tools(unittest.TestCase):
         self.assertGreater(harness.total(written, "bytes_read"), 0)
         self.assertEqual((written["engine"], written["io_depth"]), ("pread", 4))
 
-    @unittest.skipIf(SELF, "LES only")
-    def test_one_line_tells_the_user(self):
-        done = harness.run([PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", PROMPT, "-n", "8",
-                            "-no-cnv"], harness.les("min"))
-        self.assertRegex(done.stdout + done.stderr, r"(?i)\bles\b.*MiB")
 
-    @unittest.skipIf(SELF, "LES only")
-    def test_a_failed_read_ends_completion_with_an_error(self):
-        done = harness.run([PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", PROMPT, "-n", "8",
-                            "-no-cnv"], harness.les("min", fault="eio@200+"))
+@unittest.skipIf(SELF, "LES only")
+class Told(unittest.TestCase):
+    """What each program tells its user: two lines on stderr, and by its exit code that reads failed."""
+
+    def run_tool(self, name, **settings):
+        args = {
+            "llama-cli": ["--single-turn", "-p", PROMPT, "-n", "8", "--temp", "0"],
+            "llama-completion": ["-no-cnv", "-p", PROMPT, "-n", "8", "--temp", "0"],
+            "llama-perplexity": ["-f", models.text(), "-c", "256", "--chunks", "1"],
+            "llama-bench": ["-p", "32", "-n", "8", "-r", "1"],
+        }[name]
+        return harness.run([PATCHED.tool(name), "-m", models.quantized("Q4_K_M"), "-t", "2", *args],
+                           harness.les("min", **settings))
+
+    def lines(self, name):
+        done = self.run_tool(name)
+        self.assertEqual(done.returncode, 0, done.shown)
+        self.assertRegex(done.stderr, r"(?m)^les: .* of experts stream from the file through a cache of ")
+        self.assertRegex(done.stderr, r"(?m)^les: Q4_K_M\.gguf: .* of experts in cache, .* read per token")
+
+    def failure(self, name):
+        done = self.run_tool(name, fault="eio@40+")
         self.assertNotEqual(done.returncode, 0, done.shown)
+
+    def test_lines_of_cli(self):
+        self.lines("llama-cli")
+
+    def test_lines_of_completion(self):
+        self.lines("llama-completion")
+
+    def test_lines_of_perplexity(self):
+        self.lines("llama-perplexity")
+
+    def test_lines_of_bench(self):
+        self.lines("llama-bench")
+
+    def test_failed_reads_of_cli(self):
+        self.failure("llama-cli")
+
+    def test_failed_reads_of_completion(self):
+        self.failure("llama-completion")
+
+    def test_failed_reads_of_perplexity(self):
+        self.failure("llama-perplexity")
+
+    def test_failed_reads_of_bench(self):
+        self.failure("llama-bench")
 
 
 class Server(unittest.TestCase):
