@@ -60,6 +60,8 @@ les_state & state() {
     return *state;
 }
 
+std::atomic<bool> any_failed { false };
+
 thread_local bool             loading          = false;
 thread_local ggml_les_model * load_model       = nullptr; // that streams
 thread_local bool             load_dry         = false;   // only sizes are wanted
@@ -77,6 +79,11 @@ std::string last_error(const ggml_les_model * model) {
     char buf[1024] = "";
     les_model_last_error(model->handle, buf, sizeof(buf));
     return buf;
+}
+
+void operation_failed(const ggml_les_model * model) {
+    any_failed.store(true);
+    GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
 }
 
 std::string base_name(const std::string & path) {
@@ -353,7 +360,7 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
 
     les_ticket * ticket = nullptr;
     if (les_ticket_open(model->handle, &op, &ticket) != LES_OK) {
-        GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+        operation_failed(model);
     }
     if (ticket && !model->told.test_and_set()) {
         char text[1024] = "";
@@ -385,8 +392,7 @@ int ggml_les_walk_next(struct ggml_les_walk * walk) {
     if (status != LES_OK) {
         walk->failed = status != LES_END;
         if (walk->failed) {
-            const ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
-            GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+            operation_failed(((const ggml_les_buffer *) walk->src0.buffer->context)->model);
         }
         walk->ticket = nullptr; // this thread has left
         return -1;
@@ -412,6 +418,10 @@ void ggml_les_take_message(char * buf, size_t len) {
 bool ggml_les_active(void) {
     std::lock_guard<std::mutex> lock(state().mutex);
     return !state().live.empty();
+}
+
+bool ggml_les_failed(void) {
+    return any_failed.load();
 }
 
 bool ggml_les_summary(int i, char * buf, size_t len) {

@@ -23,6 +23,8 @@ GGML_API bool ggml_les_set_option(const char * name, const char * value, char * 
 GGML_API void ggml_les_take_message(char * buf, size_t len);
 // whether a model streams
 GGML_API bool ggml_les_active(void);
+// whether an operation of any model has failed since the program began
+GGML_API bool ggml_les_failed(void);
 // one line about each model that streams; returns false when i is past the last one
 GGML_API bool ggml_les_summary(int i, char * buf, size_t len);
 // memory that the experts of the model that this thread loaded last will take (also for a load without allocation)
