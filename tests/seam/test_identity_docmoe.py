@@ -38,7 +38,7 @@ class IdentityDocmoe(unittest.TestCase):
 
     def test_read_order_and_depth(self):
         for io in ["uring", "pread"]:
-            for more in [{"fault": "reorder"}, {"fault": "slow@5:200"}, {"depth": 1}, {"depth": 64}]:
+            for more in [{"fault": "reorder"}, {"fault": "slow@5:20"}, {"depth": 1}, {"depth": 64}]:
                 with self.subTest(io=io, **more):
                     self.check(harness.les("min", io, **more), "--scenarios", "decode,prompt64", names=["Q4_K_M"])
 
