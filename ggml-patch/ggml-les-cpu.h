@@ -2,6 +2,7 @@
 
 // What the CPU backend needs of ggml-les: a buffer type for tensors that stream.
 
+#include "ggml-backend-impl.h"
 #include "ggml-les.h"
 
 #ifdef __cplusplus
@@ -10,14 +11,10 @@ extern "C" {
 
 ggml_backend_buffer_type_t ggml_backend_cpu_les_buffer_type(void);
 
-static inline bool ggml_les_streams(const struct ggml_tensor * src0);
+static inline bool ggml_les_streams(const struct ggml_tensor * src0) {
+    return src0->buffer && src0->buffer->buft == ggml_backend_cpu_les_buffer_type();
+}
 
 #ifdef __cplusplus
 }
 #endif
-
-#include "ggml-backend-impl.h"
-
-static inline bool ggml_les_streams(const struct ggml_tensor * src0) {
-    return src0->buffer && src0->buffer->buft == ggml_backend_cpu_les_buffer_type();
-}

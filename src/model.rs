@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
-use crate::index::{Index, Part};
+use crate::index::Index;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
@@ -195,11 +195,10 @@ impl Model {
     /// # Errors
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket<'a>(&self, request: Request, mut input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
-        let leads = |t: usize| matches!(self.index.tensors[t].part, Part::Up | Part::GateUp);
         // first the reads, then, while they are under way, the check; dropping the ticket gives back what it holds
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
         // without a branch per element, so that the loop is vectorized
-        if leads(request.tensor) && input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
+        if self.index.leads(request.tensor) && input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
             return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
         }
         Ok(ticket)

@@ -90,21 +90,18 @@ impl Stats {
     pub fn new(index: &Index, plan: &Plan) -> Self {
         let mut layers: Vec<LayerStats> = Vec::new();
         let mut layer_slot = vec![0; index.tensors.iter().map(|t| t.layer as usize + 1).max().unwrap_or(0)];
-        let mut leads = Vec::with_capacity(index.tensors.len());
-        let mut last = None;
         for t in &index.tensors {
             if layers.last().is_none_or(|l| l.layer != t.layer) {
                 layer_slot[t.layer as usize] = layers.len();
                 layers.push(LayerStats { layer: t.layer, ..Default::default() });
             }
-            leads.push(last.replace((t.layer, t.group)) != Some((t.layer, t.group)));
         }
         let (floor_bytes, _) = Plan::bounds(index, plan.align);
         Self {
             engine: "",
             io_depth: 0,
             cache_bytes: plan.bytes(),
-            expert_bytes: index.tensors.iter().map(|t| t.expert_bytes * u64::from(t.n_expert())).sum(),
+            expert_bytes: index.expert_bytes(),
             floor_bytes,
             decode: Phase::default(),
             prompt: Phase::default(),
@@ -119,7 +116,7 @@ impl Stats {
             in_decode: false,
             last_decode: None,
             longest_step_ns: 0,
-            leads,
+            leads: (0..index.tensors.len()).map(|t| index.leads(t)).collect(),
         }
     }
 

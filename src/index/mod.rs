@@ -216,6 +216,12 @@ impl Index {
         sum(self.tensors.iter().map(|t| t.expert_bytes.saturating_mul(t.n_expert().min(self.n_expert_used).into())))
     }
 
+    /// Whether `tensor` is the first of its layer and group: the one whose operation the router's picks reach first.
+    pub fn leads(&self, tensor: usize) -> bool {
+        let of = |t: &ExpertTensor| (t.layer, t.group);
+        tensor.checked_sub(1).is_none_or(|before| of(&self.tensors[before]) != of(&self.tensors[tensor]))
+    }
+
     /// How many layers have experts that stream.
     pub fn n_layers(&self) -> usize {
         self.tensors.iter().map(|t| t.layer).collect::<BTreeSet<_>>().len()
