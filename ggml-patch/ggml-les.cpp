@@ -16,6 +16,11 @@
 #include <unordered_map>
 #include <vector>
 
+#ifdef __linux__
+#    include <sys/mman.h>
+#    include <unistd.h>
+#endif
+
 struct ggml_les_model {
     les_model *            handle = nullptr;
     std::string            name;       // file name, for reports
@@ -289,6 +294,26 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
 
 ggml_backend_buffer_type_t ggml_les_load_buffer_type(void) {
     return load_model && state().buft ? state().buft() : nullptr;
+}
+
+void ggml_les_load_buffer(ggml_backend_buffer_t buffer) {
+#ifdef __linux__
+    ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(buffer);
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+    const bool cpu = ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (!load_model || load_dry || !cpu || buft == ggml_les_load_buffer_type()) {
+        return;
+    }
+    const uintptr_t page  = sysconf(_SC_PAGESIZE);
+    const uintptr_t base  = (uintptr_t) ggml_backend_buffer_get_base(buffer);
+    const uintptr_t first = (base + page - 1)/page*page;
+    const uintptr_t last  = (base + ggml_backend_buffer_get_size(buffer))/page*page;
+    if (first < last) {
+        (void) madvise((void *) first, last - first, MADV_HUGEPAGE); // a system without large pages does without
+    }
+#else
+    GGML_UNUSED(buffer);
+#endif
 }
 
 size_t ggml_les_cache_bytes(void) {

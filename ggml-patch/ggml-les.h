@@ -52,6 +52,10 @@ GGML_API bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t o
 // the buffer type of tensors that stream; NULL when the CPU backend has none, or this thread loads no model that streams
 GGML_API ggml_backend_buffer_type_t ggml_les_load_buffer_type(void);
 
+// a buffer for weights was allocated and is not written yet: has it take large pages, when this thread loads a model that
+// streams. Its weights are read, not mapped, and small pages of memory are slower than those of a mapped file
+GGML_API void ggml_les_load_buffer(ggml_backend_buffer_t buffer);
+
 // computing: the CPU backend's calls
 
 // the CPU backend tells how to get its buffer type

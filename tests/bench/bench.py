@@ -12,6 +12,7 @@ import argparse
 import json
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -22,6 +23,10 @@ PROMPT = ("A cache holds what was used before because it may be used again; the 
           "that it holds will be wanted first, and which never.")
 # other sampling falls into loops that no text has
 SAMPLING = ["--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", "--ignore-eos"]
+
+
+# pairs that are left out: until they are over not every expert has been used
+WARM_UP = 10
 
 
 def generate(args, cap, extra):
@@ -57,25 +62,52 @@ def generate(args, cap, extra):
         return row
 
 
-def pair(args):
-    """llama-bench with every expert cached against stock's, prompt and generation: the ratios of one pair. The first
-    repetitions fill the cache and are left out."""
-    def run(exe, *extra):
-        command = [str(exe), "-m", args.model, "-t", str(args.threads), "--repack", "0", "-p", "256", "-n", "32",
-                   "-r", "16", "-o", "json", *extra]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-        return [statistics.median(test["samples_ts"][8:]) for test in json.loads(done.stdout)]
+class Bench:
+    """A llama-bench that is stopped between its repetitions, so that two of them take turns within seconds: on a machine
+    whose speed drifts, programs that run one after the other cannot be compared to within some percent."""
 
-    stock = run(ROOT / "build/stock/bin/llama-bench")
-    les = run(args.bin / "llama-bench", "--les", "on", "--les-cache", "100%")
-    return {f"{name} les/stock": b / a for name, a, b in zip(("prompt", "decode"), stock, les)}
+    def __init__(self, args, exe, extra):
+        command = [str(exe), "-m", args.model, "-t", str(args.threads), "--repack", "0", "-p", "256", "-n", "32",
+                   "-r", str(2 * (args.runs + WARM_UP)), "-o", "json", "--progress", *extra]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def turn(self):
+        """Ends the repetition it was stopped in, whose time means nothing, and does a whole one. False at the end."""
+        self.process.send_signal(signal.SIGCONT)
+        begun = 0
+        for line in self.process.stderr:
+            begun += re.search(r" run \d+/\d+$", line.rstrip()) is not None
+            if begun == 2:
+                self.process.send_signal(signal.SIGSTOP)
+                return True
+        return False
+
+    def speeds(self):
+        """Of the whole repetitions (every other one), per test, the last args.runs."""
+        out = json.loads(self.process.stdout.read())
+        if self.process.wait() != 0:
+            raise SystemExit(f"{self.process.args}: exit code {self.process.returncode}")
+        return [test["samples_ts"][::2][WARM_UP:] for test in out]
+
+
+def pairs(args):
+    """llama-bench with every expert cached against stock's, prompt and generation: the ratios, pair by pair. The first
+    repetitions fill the cache and are left out."""
+    both = [Bench(args, ROOT / "build/stock/bin/llama-bench", []),
+            Bench(args, args.bin / "llama-bench", ["--les", "on", "--les-cache", "100%"])]
+    while any([bench.turn() for bench in both]):
+        pass
+    stock, les = (bench.speeds() for bench in both)
+    for name, a, b in zip(("prompt", "decode"), stock, les):
+        show(f"{name}, everything cached, both with --repack 0",
+             [{"stock tok/s": x, "les tok/s": y, "les/stock": y / x} for x, y in zip(a, b)])
 
 
 def show(name, rows):
     print(f"\n{name}")
     for key in rows[0]:
         values = [r[key] for r in rows if key in r]
-        print(f"  {key:14} {statistics.median(values):10.2f}   ({min(values):.2f} .. {max(values):.2f})")
+        print(f"  {key:14} {statistics.median(values):10.3f}   ({min(values):.3f} .. {max(values):.3f})")
 
 
 def main():
@@ -91,11 +123,7 @@ def main():
     ap.add_argument("--no-resident", action="store_true", help="leave out the cases that need memory for the whole model")
     args = ap.parse_args()
     if args.pairs:
-        rows = []
-        for run in range(args.runs):
-            rows.append(pair(args))
-            print(f"pair {run + 1}/{args.runs}: {rows[-1]}", flush=True)
-        show("everything cached, against stock, both with --repack 0", rows)
+        pairs(args)
         return
     cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"]) for cap in args.caps.split(",") if cap}
     if not args.no_resident:
