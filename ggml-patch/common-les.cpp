@@ -24,6 +24,8 @@ static const les_flag les_flags[] = {
       "how many reads are in flight at most (default: 0, chosen by the engine)" },
     { "--les-stats", "stats", "FILE", "LLAMA_ARG_LES_STATS",
       "write the counters of streaming to FILE as JSON when the model is freed" },
+    { "--les-trace", "trace", "FILE", "LLAMA_ARG_LES_TRACE",
+      "write what the routers pick to FILE, for les sim" },
 };
 
 static void les_set(const char * option, const std::string & value) {
@@ -46,7 +48,7 @@ static common_arg les_arg() {
 }
 
 std::vector<common_arg> common_les_args() {
-    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>() };
+    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>() };
 }
 
 bool common_les_parse(int argc, char ** argv, int & i) {

@@ -24,7 +24,7 @@
 struct ggml_les_model {
     les_model *            handle = nullptr;
     std::string            name;       // file name, for reports
-    std::string            stats_path; // written when the model is freed
+    std::map<std::string, std::string> files; // by option: "stats", written when the model is freed, "trace"
     std::atomic<int>       n_refs { 1 };
     std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
     // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
@@ -33,6 +33,7 @@ struct ggml_les_model {
 
 namespace {
 
+// options by the names of their flags without "les-"
 struct les_options {
     std::map<std::string, std::string> values;
 
@@ -48,6 +49,30 @@ struct les_options {
         }
         const char * value = getenv(env.c_str());
         return value ? value : "";
+    }
+
+    les_options with_environment() const {
+        les_options all;
+        for (const char * name : { "mode", "cache", "io", "io-depth", "stats", "trace" }) {
+            all.values[name] = get(name);
+        }
+        return all;
+    }
+
+    // valid as long as the options
+    les_params params() const {
+        const auto text = [this](const char * name) {
+            const auto it = values.find(name);
+            return it == values.end() ? nullptr : it->second.c_str();
+        };
+        les_params params;
+        les_params_default(&params);
+        params.mode     = text("mode");
+        params.cache    = text("cache");
+        params.io       = text("io");
+        params.io_depth = text("io-depth");
+        params.trace    = text("trace");
+        return params;
     }
 };
 
@@ -126,10 +151,10 @@ void forget_live(ggml_les_model * model) {
 }
 
 // each model that streams has a file of its own: FILE, FILE.2, FILE.3, ...
-std::string unused_path(const std::string & path, const std::vector<ggml_les_model *> & live) {
+std::string unused_path(const std::string & path, const char * option, const std::vector<ggml_les_model *> & live) {
     std::string candidate = path;
     for (int n = 2; !path.empty(); n++) {
-        const auto same = [&](const ggml_les_model * model) { return model->stats_path == candidate; };
+        const auto same = [&](const ggml_les_model * model) { return model->files.at(option) == candidate; };
         if (std::none_of(live.begin(), live.end(), same)) {
             break;
         }
@@ -147,18 +172,9 @@ void retain(ggml_les_model * model) {
 // options
 
 bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len) {
-    les_params params;
-    les_params_default(&params);
-    char * end = nullptr;
-    const long depth = strcmp(name, "io-depth") == 0 ? strtol(value, &end, 10) : 0;
-    if (end && (*value == 0 || *end != 0 || depth < 0 || depth > UINT16_MAX)) {
-        copy_text(err, err_len, std::string("--les-io-depth takes a number, not \"") + value + "\"");
-        return false;
-    }
-    if (strcmp(name, "mode")  == 0) { params.mode  = value; }
-    if (strcmp(name, "cache") == 0) { params.cache = value; }
-    if (strcmp(name, "io")    == 0) { params.io    = value; }
-    params.io_depth = depth;
+    les_options options;
+    options.values[name] = value;
+    const les_params params = options.params();
     if (les_params_check(&params, err, err_len) != LES_OK) {
         return false;
     }
@@ -176,20 +192,22 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
     load_cache_bytes = 0;
     *streams = false;
 
-    std::string mode, cache, io, depth, stats;
+    les_options options;
     {
         std::lock_guard<std::mutex> lock(state().mutex);
-        const les_options & options = state().options;
-        mode  = options.get("mode");
+        options = state().options.with_environment();
         // the budget is for the model that came first
-        cache = state().live.empty() ? options.get("cache") : "";
-        io    = options.get("io");
-        depth = options.get("io-depth");
-        stats = unused_path(options.get("stats"), state().live);
+        if (!state().live.empty()) {
+            options.values["cache"].clear();
+        }
+        for (const char * file : { "stats", "trace" }) {
+            options.values[file] = unused_path(options.values[file], file, state().live);
+        }
         if (!no_alloc) {
             state().message.clear();
         }
     }
+    const std::string mode = options.values["mode"];
     if (mode == "off") {
         return true;
     }
@@ -210,14 +228,9 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
     ggml_les_model * model = new ggml_les_model();
     model->handle     = handle;
     model->name       = base_name(fname);
-    model->stats_path = stats;
+    model->files      = options.values;
 
-    les_params params;
-    les_params_default(&params);
-    params.mode     = mode.c_str();
-    params.cache    = cache.c_str();
-    params.io       = io.c_str();
-    params.io_depth = (uint32_t) strtoul(depth.c_str(), nullptr, 10);
+    const les_params params = options.params();
     char     text[1024] = "";
     int32_t  decision = 0;
     uint64_t budget   = 0;
@@ -336,8 +349,9 @@ void ggml_les_model_release(struct ggml_les_model * model) {
         return;
     }
     forget_live(model);
-    if (!model->stats_path.empty()) {
-        const int status = les_model_stats_write(model->handle, model->stats_path.c_str());
+    const std::string & stats = model->files["stats"];
+    if (!stats.empty()) {
+        const int status = les_model_stats_write(model->handle, stats.c_str());
         if (status != LES_OK && status != LES_ERR_NOT_FOUND) {
             GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
         }

@@ -34,8 +34,10 @@ struct les_params {
   const char *cache;
   // "auto", "uring" or "pread"; NULL: "auto".
   const char *io;
-  // The most reads in flight; 0: the default.
-  uint32_t io_depth;
+  // The most reads in flight, as a number; NULL or "0": the default.
+  const char *io_depth;
+  // A file for the routing trace; NULL: none.
+  const char *trace;
 };
 
 // What is known of a model when it is open.

@@ -20,6 +20,7 @@ pub mod error;
 pub mod ffi;
 pub mod index;
 pub mod io;
+pub mod lookahead;
 pub mod memory;
 pub mod model;
 pub mod options;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
+use crate::lookahead::Lookahead;
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
 use crate::sched::{FileGuard, Request, Streamer, Ticket};
@@ -44,6 +45,7 @@ pub struct Model {
     files: Arc<Files>,
     options: Mutex<(Options, Option<FaultPlan>)>,
     streamer: OnceLock<Arc<Streamer>>,
+    lookahead: OnceLock<Mutex<Lookahead>>,
     engine_notice: OnceLock<String>,
     starting: Mutex<()>,
     last_error: Mutex<String>,
@@ -73,6 +75,7 @@ impl Model {
             files: Arc::new(files),
             options: Mutex::default(),
             streamer: OnceLock::new(),
+            lookahead: OnceLock::new(),
             engine_notice: OnceLock::new(),
             starting: Mutex::new(()),
             last_error: Mutex::new(String::new()),
@@ -176,6 +179,8 @@ impl Model {
             return Ok(streamer);
         }
         let (options, fault) = self.options.lock().clone();
+        let lookahead = Lookahead::new(&self.index, options.trace.as_deref())?;
+        self.lookahead.get_or_init(|| Mutex::new(lookahead));
         let budget = self.budget(options.cache, available())?;
         let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
@@ -194,12 +199,18 @@ impl Model {
     ///
     /// # Errors
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
-    pub fn ticket<'a>(&self, request: Request, mut input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
-        // first the reads, then, while they are under way, the check; dropping the ticket gives back what it holds
+    pub fn ticket<'a>(&self, request: Request, input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
+        // first the reads, then, while they are under way, the rest; dropping the ticket gives back what it holds
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
-        // without a branch per element, so that the loop is vectorized
-        if self.index.leads(request.tensor) && input.any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
-            return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
+        if self.index.leads(request.tensor) {
+            let input: Vec<&[f32]> = input.collect();
+            // without a branch per element, so that the loop is vectorized
+            if input.iter().any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
+                return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
+            }
+            if let Some(lookahead) = self.lookahead.get() {
+                lookahead.lock().observe(request.tensor, request.ids, request.rows, &input)?;
+            }
         }
         Ok(ticket)
     }

@@ -1,6 +1,7 @@
 //! What the user may choose, and how it is spelled.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
@@ -86,6 +87,8 @@ pub struct Options {
     pub io: EngineKind,
     /// The most reads in flight; 0: the default.
     pub io_depth: usize,
+    /// Where to write the routing trace.
+    pub trace: Option<PathBuf>,
 }
 
 /// A size for people: `512 KiB`, `1.50 GiB`.

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::error::Error;
-use crate::io::check_depth;
+use crate::io::parse_depth;
 use crate::memory;
 use crate::model::Model;
 use crate::options::Options;
@@ -42,8 +42,10 @@ pub struct LesParams {
     pub cache: *const c_char,
     /// "auto", "uring" or "pread"; NULL: "auto".
     pub io: *const c_char,
-    /// The most reads in flight; 0: the default.
-    pub io_depth: u32,
+    /// The most reads in flight, as a number; NULL or "0": the default.
+    pub io_depth: *const c_char,
+    /// A file for the routing trace; NULL: none.
+    pub trace: *const c_char,
 }
 
 // SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
@@ -57,7 +59,8 @@ const DEFAULT_PARAMS: LesParams = LesParams {
     mode: std::ptr::null(),
     cache: std::ptr::null(),
     io: std::ptr::null(),
-    io_depth: 0,
+    io_depth: std::ptr::null(),
+    trace: std::ptr::null(),
 };
 
 /// What is known of a model when it is open.
@@ -331,11 +334,16 @@ unsafe fn options(params: &LesParams) -> Result<Options, Failure> {
     let text = |p| unsafe { string_or_empty(p) };
     let or = |t: &'static str, p| text(p).map(|s: &str| if s.is_empty() { t } else { s }.to_owned());
     let (mode, cache, io) = (or("auto", params.mode)?, or("auto", params.cache)?, or("auto", params.io)?);
-    let io_depth = params.io_depth as usize;
-    if io_depth > 0 {
-        check_depth(io_depth)?;
-    }
-    Ok(Options { mode: mode.parse()?, cache: cache.parse()?, io: io.parse()?, io_depth })
+    let io_depth = parse_depth(&or("0", params.io_depth)?)?;
+    // SAFETY: the caller vouches for the string.
+    let trace = (!params.trace.is_null()).then(|| unsafe { path(params.trace) }.map(Path::to_path_buf)).transpose()?;
+    Ok(Options {
+        mode: mode.parse()?,
+        cache: cache.parse()?,
+        io: io.parse()?,
+        io_depth,
+        trace: trace.filter(|path| !path.as_os_str().is_empty()),
+    })
 }
 
 /// Takes the memory and starts the I/O now; the first ticket does it otherwise. Any thread.

@@ -4,6 +4,7 @@
 
 mod gguf;
 mod reader;
+mod router;
 mod shards;
 mod types;
 
@@ -12,6 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use gguf::{Header, Tensor, Value};
+pub use router::{Gating, Place, RouterPlaces, Rule};
 pub use types::GgmlType;
 
 use crate::error::Result;
@@ -132,6 +134,10 @@ pub struct Index {
     pub n_expert_used: u32,
     /// Bytes of all other tensors.
     pub dense_bytes: u64,
+    /// The routers that were found, ordered by layer.
+    pub routers: Vec<RouterPlaces>,
+    /// How they select.
+    pub rule: Rule,
 }
 
 impl Index {
@@ -191,7 +197,12 @@ impl Index {
                 return Err(first.fail(0, format!("there are experts, but no {used:?}; convert the model again")));
             }
         };
+        let all = (0..).zip(&headers).flat_map(|(file, header)| header.tensors.iter().map(move |t| (file, t)));
+        let routers = if tensors.is_empty() { Vec::new() } else { router::find(all) };
+        let rule = Rule::new(first, arch, routers.iter().any(|r| r.selection_bias.is_some()));
         Ok(Self {
+            routers,
+            rule,
             arch: arch.to_owned(),
             name: first.text("general.name").unwrap_or_default().to_owned(),
             files: headers.iter().map(|header| header.file.clone()).collect(),

@@ -138,6 +138,18 @@ pub fn check_depth(depth: usize) -> Result<()> {
     Ok(())
 }
 
+/// Reads what `--les-io-depth` takes; 0 stands for the default.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is no number, or more than [`MAX_DEPTH`].
+pub fn parse_depth(text: &str) -> Result<usize> {
+    let depth = text.parse().map_err(|_| Error::Invalid(format!("--les-io-depth takes a number, not {text:?}")))?;
+    if depth > 0 {
+        check_depth(depth)?;
+    }
+    Ok(depth)
+}
+
 /// Starts an engine that reads `files` into `arena`, with up to `depth` reads in flight, and faults where `fault` says.
 ///
 /// # Errors

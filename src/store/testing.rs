@@ -1,6 +1,6 @@
 //! Small indexes for tests.
 
-use crate::index::{ExpertTensor, GgmlType, Index, ModelFile, Part};
+use crate::index::{ExpertTensor, Gating, GgmlType, Index, ModelFile, Part, Rule};
 
 /// A model of `layers` layers with `n_expert` experts, `used` per token, whose up, gate and down matrices have the
 /// given sizes. Its file is not there.
@@ -30,5 +30,7 @@ pub fn index(layers: u32, n_expert: u64, used: u32, bytes: &[u64; 3]) -> Index {
         tensors,
         n_expert_used: used,
         dense_bytes: 0,
+        routers: Vec::new(),
+        rule: Rule { gating: Gating::Softmax, groups: 1, groups_used: 1 },
     }
 }

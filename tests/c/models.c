@@ -90,14 +90,14 @@ void test_models(void) {
     HAS(text, test_model);
 }
 
-static les_status check(const char *mode, const char *cache, const char *io, uint32_t depth, char *err, size_t len) {
+static les_status check(const char *mode, const char *cache, const char *io, const char *depth, char *err, size_t len) {
     struct les_params params = params_of(mode, cache);
     params.io = io;
     params.io_depth = depth;
     return les_params_check(&params, err, len);
 }
 
-static void nonsense(const char *mode, const char *cache, const char *io, uint32_t depth, const char *named) {
+static void nonsense(const char *mode, const char *cache, const char *io, const char *depth, const char *named) {
     char err[512] = "";
     STATUS(LES_ERR_INVALID, check(mode, cache, io, depth, err, sizeof(err)));
     HAS(err, named);
@@ -129,24 +129,25 @@ void test_params(void) {
     static const char *const caches[] = { NULL, "", "auto", "min", "1500", "1500M", "3G", "2.5G", "512K", "40%" };
     static const char *const engines[] = { NULL, "", "auto", "uring", "pread" };
     for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++) {
-        STATUS(LES_OK, check(modes[i], NULL, NULL, 0, NULL, 0));
+        STATUS(LES_OK, check(modes[i], NULL, NULL, NULL, NULL, 0));
     }
     for (size_t i = 0; i < sizeof(caches) / sizeof(*caches); i++) {
-        STATUS(LES_OK, check(NULL, caches[i], NULL, 1, NULL, 0));
+        STATUS(LES_OK, check(NULL, caches[i], NULL, "1", NULL, 0));
     }
     for (size_t i = 0; i < sizeof(engines) / sizeof(*engines); i++) {
-        STATUS(LES_OK, check(NULL, NULL, engines[i], 4096, NULL, 0));
+        STATUS(LES_OK, check(NULL, NULL, engines[i], "4096", NULL, 0));
     }
-    nonsense("maybe", NULL, NULL, 0, "maybe");
-    nonsense("ON", NULL, NULL, 0, "ON");
-    nonsense(NULL, "-1", NULL, 0, "-1");
-    nonsense(NULL, "3T", NULL, 0, "3T");
-    nonsense(NULL, "101%", NULL, 0, "101%");
-    nonsense(NULL, "much", NULL, 0, "much");
-    nonsense(NULL, NULL, "dma", 0, "dma");
-    nonsense(NULL, NULL, NULL, 4097, "4097");
-    nonsense(NULL, NULL, NULL, UINT32_MAX, "4294967295");
-    nonsense("\xff", NULL, NULL, 0, les_status_str(LES_ERR_INVALID));
+    nonsense("maybe", NULL, NULL, NULL, "maybe");
+    nonsense("ON", NULL, NULL, NULL, "ON");
+    nonsense(NULL, "-1", NULL, NULL, "-1");
+    nonsense(NULL, "3T", NULL, NULL, "3T");
+    nonsense(NULL, "101%", NULL, NULL, "101%");
+    nonsense(NULL, "much", NULL, NULL, "much");
+    nonsense(NULL, NULL, "dma", NULL, "dma");
+    nonsense(NULL, NULL, NULL, "4097", "4097");
+    nonsense(NULL, NULL, NULL, "4294967295", "4294967295");
+    nonsense(NULL, NULL, NULL, "many", "many");
+    nonsense("\xff", NULL, NULL, NULL, les_status_str(LES_ERR_INVALID));
 
     struct les_model *model = open_model();
     struct les_model_info info;

@@ -1,0 +1,164 @@
+//! The routing trace: what the routers did, one JSON object per line, to be replayed.
+//!
+//! The first line is a [`Header`], every other one a [`Record`].
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::index::Index;
+
+/// The version of the format.
+const VERSION: u32 = 1;
+
+/// What was traced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// The version of the format, 1.
+    pub les_trace: u32,
+    /// The model's file name.
+    pub model: String,
+    /// The layers that have experts, in the order of use.
+    pub layers: Vec<TraceLayer>,
+}
+
+/// One layer with experts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceLayer {
+    /// Its number.
+    pub layer: u32,
+    /// How many experts it has.
+    pub n_expert: u32,
+    /// How many each token uses at most.
+    pub n_used: u32,
+    /// Bytes of the parts of one expert, in the order of use.
+    pub part_bytes: Vec<u64>,
+}
+
+/// One pass of a batch through the experts of one layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Index into [`Header::layers`].
+    pub at: u32,
+    /// Tokens in the batch.
+    pub rows: u32,
+    /// The router's picks, token by token.
+    pub picks: Vec<i32>,
+    /// What the experts were selected by, computed again with less precision: for each of the last tokens of the batch,
+    /// one score per expert. Empty where the router cannot be computed.
+    pub scores: Vec<Vec<f32>>,
+}
+
+/// The layers of a model as a trace names them.
+pub fn layers(index: &Index) -> Vec<TraceLayer> {
+    let mut layers: Vec<TraceLayer> = Vec::new();
+    for (i, t) in index.tensors.iter().enumerate() {
+        if index.leads(i) {
+            layers.push(TraceLayer {
+                layer: t.layer,
+                n_expert: t.n_expert(),
+                n_used: index.n_expert_used,
+                part_bytes: Vec::new(),
+            });
+        }
+        if let Some(layer) = layers.last_mut() {
+            layer.part_bytes.push(t.expert_bytes);
+        }
+    }
+    layers
+}
+
+/// Writes a trace.
+pub struct Writer {
+    out: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl Writer {
+    /// Creates the file.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written.
+    pub fn create(path: &Path, index: &Index) -> Result<Self> {
+        let file = File::create(path).map_err(|e| failed(path, "create the trace", e))?;
+        let model = index.files.first().and_then(|f| f.path.file_name()).unwrap_or_default();
+        let header = Header { les_trace: VERSION, model: model.to_string_lossy().into_owned(), layers: layers(index) };
+        let mut writer = Self { out: BufWriter::new(file), path: path.to_owned() };
+        writer.line(&header)?;
+        Ok(writer)
+    }
+
+    /// Appends a record.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written.
+    pub fn write(&mut self, record: &Record) -> Result<()> {
+        self.line(record)
+    }
+
+    fn line(&mut self, value: &impl Serialize) -> Result<()> {
+        serde_json::to_writer(&mut self.out, value)
+            .map_err(Into::into)
+            .and_then(|()| self.out.write_all(b"\n"))
+            .map_err(|e| failed(&self.path, "write the trace", e))
+    }
+}
+
+/// Reads a trace, record by record.
+pub struct Reader {
+    lines: std::io::Lines<BufReader<File>>,
+    path: PathBuf,
+    line: u64,
+    /// What was traced.
+    pub header: Header,
+}
+
+impl Reader {
+    /// Opens a trace.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read, [`Error::Invalid`] when it is no trace.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|e| failed(path, "open the trace", e))?;
+        let mut lines = BufReader::new(file).lines();
+        let first = lines.next().unwrap_or_else(|| Ok(String::new())).map_err(|e| failed(path, "read the trace", e))?;
+        let header: Header = serde_json::from_str(&first)
+            .map_err(|e| Error::Invalid(format!("{}: not a trace of --les-trace: {e}", path.display())))?;
+        if header.les_trace != VERSION {
+            let why = format!("{}: a trace of version {}, not {VERSION}", path.display(), header.les_trace);
+            return Err(Error::Invalid(why));
+        }
+        Ok(Self { lines, path: path.to_owned(), line: 1, header })
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Record>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.line += 1;
+        let wrong = |why: String| Error::Invalid(format!("{}: line {}: {why}", self.path.display(), self.line));
+        let text = match self.lines.next()? {
+            Ok(text) => text,
+            Err(e) => return Some(Err(failed(&self.path, "read the trace", e))),
+        };
+        let record = serde_json::from_str::<Record>(&text).map_err(|e| wrong(e.to_string())).and_then(|record| {
+            let layer = self.header.layers.get(record.at as usize).ok_or_else(|| wrong("no such layer".into()))?;
+            let known = |e: &i32| u32::try_from(*e).is_ok_and(|e| e < layer.n_expert);
+            let whole = record.scores.iter().all(|row| row.len() == layer.n_expert as usize);
+            if record.picks.iter().all(known) && whole {
+                Ok(record)
+            } else {
+                Err(wrong("picks or scores that the layer cannot have".into()))
+            }
+        });
+        Some(record)
+    }
+}
+
+fn failed(path: &Path, what: &'static str, source: std::io::Error) -> Error {
+    Error::File { path: path.to_owned(), what, source }
+}
