@@ -22,6 +22,8 @@ static const les_flag les_flags[] = {
       "how the experts are read (default: auto)" },
     { "--les-io-depth", "io-depth", "N", "LLAMA_ARG_LES_IO_DEPTH",
       "how many reads are in flight at most (default: 0, chosen by the engine)" },
+    { "--les-lookahead", "lookahead", "N", "LLAMA_ARG_LES_LOOKAHEAD",
+      "how many layers ahead experts are predicted and read, 0: none (default: auto)" },
     { "--les-stats", "stats", "FILE", "LLAMA_ARG_LES_STATS",
       "write the counters of streaming to FILE as JSON when the model is freed" },
     { "--les-trace", "trace", "FILE", "LLAMA_ARG_LES_TRACE",
@@ -48,7 +50,7 @@ static common_arg les_arg() {
 }
 
 std::vector<common_arg> common_les_args() {
-    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>() };
+    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>(), les_arg<6>() };
 }
 
 bool common_les_parse(int argc, char ** argv, int & i) {

@@ -53,7 +53,7 @@ struct les_options {
 
     les_options with_environment() const {
         les_options all;
-        for (const char * name : { "mode", "cache", "io", "io-depth", "stats", "trace" }) {
+        for (const char * name : { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace" }) {
             all.values[name] = get(name);
         }
         return all;
@@ -71,7 +71,8 @@ struct les_options {
         params.cache    = text("cache");
         params.io       = text("io");
         params.io_depth = text("io-depth");
-        params.trace    = text("trace");
+        params.lookahead = text("lookahead");
+        params.trace     = text("trace");
         return params;
     }
 };

@@ -36,6 +36,8 @@ struct les_params {
   const char *io;
   // The most reads in flight, as a number; NULL or "0": the default.
   const char *io_depth;
+  // Layers to look ahead, as a number, 0: none; NULL or "auto": the default.
+  const char *lookahead;
   // A file for the routing trace; NULL: none.
   const char *trace;
 };

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
-use crate::lookahead::Lookahead;
+use crate::lookahead::{self, Lookahead};
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
 use crate::sched::{FileGuard, Request, Streamer, Ticket};
@@ -179,7 +180,11 @@ impl Model {
             return Ok(streamer);
         }
         let (options, fault) = self.options.lock().clone();
-        let lookahead = Lookahead::new(&self.index, options.trace.as_deref())?;
+        let lookahead = Lookahead::new(
+            &self.index,
+            options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH),
+            options.trace.as_deref(),
+        )?;
         self.lookahead.get_or_init(|| Mutex::new(lookahead));
         let budget = self.budget(options.cache, available())?;
         let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
@@ -201,7 +206,9 @@ impl Model {
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket<'a>(&self, request: Request, input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
         // first the reads, then, while they are under way, the rest; dropping the ticket gives back what it holds
+        let began = Instant::now();
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
+        let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
             let input: Vec<&[f32]> = input.collect();
             // without a branch per element, so that the loop is vectorized
@@ -209,9 +216,13 @@ impl Model {
                 return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
             }
             if let Some(lookahead) = self.lookahead.get() {
-                lookahead.lock().observe(request.tensor, request.ids, request.rows, &input)?;
+                let began = Instant::now();
+                let guesses = lookahead.lock().observe(request.tensor, request.ids, request.rows, &input)?;
+                ticket.streamer().guess(request.tensor, &guesses);
+                guessing = began.elapsed();
             }
         }
+        ticket.streamer().asked(began.elapsed(), guessing);
         Ok(ticket)
     }
 
@@ -231,6 +242,9 @@ impl Model {
     pub fn stats(&self) -> Option<Stats> {
         let mut stats = self.streamer.get()?.stats();
         stats.peak_rss_bytes = memory::peak_rss();
+        if let Some(lookahead) = self.lookahead.get() {
+            stats.recall = lookahead.lock().recalls().to_vec();
+        }
         Some(stats)
     }
 

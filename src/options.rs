@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 use crate::io::EngineKind;
+use crate::lookahead::MAX_DEPTH;
 
 /// Whether to stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,6 +77,18 @@ impl FromStr for CacheSize {
     }
 }
 
+/// Reads what `--les-lookahead` takes.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is neither `auto` nor a number up to [`MAX_DEPTH`](crate::lookahead::MAX_DEPTH).
+pub fn parse_lookahead(text: &str) -> Result<Option<usize>> {
+    match text.parse() {
+        _ if text.is_empty() || text == "auto" => Ok(None),
+        Ok(depth) if depth <= MAX_DEPTH => Ok(Some(depth)),
+        _ => Err(Error::Invalid(format!("--les-lookahead takes auto or a number up to {MAX_DEPTH}, not {text:?}"))),
+    }
+}
+
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -87,6 +100,8 @@ pub struct Options {
     pub io: EngineKind,
     /// The most reads in flight; 0: the default.
     pub io_depth: usize,
+    /// Layers to look ahead; `None`: the default.
+    pub lookahead: Option<usize>,
     /// Where to write the routing trace.
     pub trace: Option<PathBuf>,
 }

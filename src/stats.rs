@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::index::Index;
+use crate::lookahead::Recall;
 use crate::store::Plan;
 
 /// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
@@ -24,6 +25,11 @@ pub struct Phase {
     pub bytes_read: u64,
     /// Nanoseconds that the computation waited for reads.
     pub wait_ns: u64,
+    /// Nanoseconds that went into asking for experts: looking up, submitting reads, guessing. One thread's, while the others
+    /// wait for it.
+    pub ask_ns: u64,
+    /// Of these, for guessing.
+    pub guess_ns: u64,
 }
 
 /// Counters of one layer, both phases together.
@@ -62,6 +68,18 @@ pub struct Stats {
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
+    /// Matrices of experts that were read because they were guessed.
+    pub guessed: u64,
+    /// Bytes of these.
+    pub guessed_bytes: u64,
+    /// Of these, in memory when they were needed.
+    pub guessed_in_time: u64,
+    /// Of these, still being read when they were needed.
+    pub guessed_late: u64,
+    /// Of these, not needed by the pass that they were read for.
+    pub guessed_wasted: u64,
+    /// How good the predictions were, one layer ahead, two, ...
+    pub recall: Vec<Recall>,
     /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
     pub decode_ns: u64,
     /// Steps in `decode_ns`.
@@ -107,6 +125,12 @@ impl Stats {
             prompt: Phase::default(),
             evictions: 0,
             read_errors: 0,
+            guessed: 0,
+            guessed_bytes: 0,
+            guessed_in_time: 0,
+            guessed_late: 0,
+            guessed_wasted: 0,
+            recall: Vec::new(),
             decode_ns: 0,
             decode_steps: 0,
             peak_rss_bytes: 0,
@@ -147,6 +171,30 @@ impl Stats {
     pub fn read(&mut self, layer: u32, bytes: u64) {
         self.phase().bytes_read += bytes;
         self.layer(layer).bytes_read += bytes;
+    }
+
+    /// The reading of a guess of `bytes` bytes was started.
+    pub fn guess_read(&mut self, bytes: u64) {
+        self.guessed += 1;
+        self.guessed_bytes += bytes;
+    }
+
+    /// Asking took so long, of which the guessing.
+    pub fn asked(&mut self, all: Duration, guessing: Duration) {
+        let phase = self.phase();
+        phase.ask_ns += all.as_nanos() as u64;
+        phase.guess_ns += guessing.as_nanos() as u64;
+    }
+
+    /// What a guess has brought, or is bringing, is needed.
+    pub fn guess_right(&mut self, in_time: bool) {
+        self.guessed_in_time += u64::from(in_time);
+        self.guessed_late += u64::from(!in_time);
+    }
+
+    /// The layer of `n` guesses has passed without them.
+    pub fn guess_wasted(&mut self, n: u64) {
+        self.guessed_wasted += n;
     }
 
     /// The computation of `layer` waited.

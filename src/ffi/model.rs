@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::io::parse_depth;
 use crate::memory;
 use crate::model::Model;
-use crate::options::Options;
+use crate::options::{Options, parse_lookahead};
 
 use super::guard::{
     Failure, Sized1, guard, guard_telling, ok, path, put, put_sized, put_text, sized, string, string_or_empty,
@@ -44,6 +44,8 @@ pub struct LesParams {
     pub io: *const c_char,
     /// The most reads in flight, as a number; NULL or "0": the default.
     pub io_depth: *const c_char,
+    /// Layers to look ahead, as a number, 0: none; NULL or "auto": the default.
+    pub lookahead: *const c_char,
     /// A file for the routing trace; NULL: none.
     pub trace: *const c_char,
 }
@@ -60,6 +62,7 @@ const DEFAULT_PARAMS: LesParams = LesParams {
     cache: std::ptr::null(),
     io: std::ptr::null(),
     io_depth: std::ptr::null(),
+    lookahead: std::ptr::null(),
     trace: std::ptr::null(),
 };
 
@@ -342,6 +345,7 @@ unsafe fn options(params: &LesParams) -> Result<Options, Failure> {
         cache: cache.parse()?,
         io: io.parse()?,
         io_depth,
+        lookahead: parse_lookahead(&or("auto", params.lookahead)?)?,
         trace: trace.filter(|path| !path.as_os_str().is_empty()),
     })
 }

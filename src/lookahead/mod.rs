@@ -1,11 +1,21 @@
 //! What the routers tell of the experts that will be needed.
+//!
+//! The input of a layer's experts is close to that of the next layer's: the hidden state between them changes little. So
+//! the next layer's router is applied to it, and what it picks is read while this layer still computes. Hints only:
+//! which experts are used is decided by the model's own router.
 
+mod calibration;
+mod predict;
 mod router;
 pub mod trace;
 
 use std::path::Path;
 
+pub use predict::{Guess, Recall};
 pub use router::{Input, Router};
+
+use calibration::Calibration;
+use predict::Prediction;
 
 use crate::error::Result;
 use crate::index::Index;
@@ -13,51 +23,147 @@ use trace::{Record, Writer};
 
 /// Of a batch of many tokens, so many of the last ones count: they are the ones that what follows is like.
 pub const WINDOW: usize = 32;
+/// Batches of more tokens want nearly every expert: nothing is predicted for them.
+const MOST_ROWS: usize = 8;
+/// Layers to look ahead when nothing else is said.
+pub const DEFAULT_DEPTH: usize = 1;
+/// The most layers that can be asked for.
+pub const MAX_DEPTH: usize = 8;
+/// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
+const LEAST_PROBABILITY: f32 = 0.6;
 
-/// The routers of a model, and what they did.
+/// What is likely to be needed soon.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guesses {
+    /// The first tensor of the layer: index into [`Index::tensors`].
+    pub tensor: usize,
+    /// The layer's likely experts, the likeliest first.
+    pub experts: Vec<Guess>,
+}
+
+/// One layer that has experts.
+struct Site {
+    tensor: usize,
+    router: Option<Router>,
+    /// By distance, from 1: what turns the input of that many layers before into this layer's.
+    factors: Vec<Vec<f32>>,
+    /// By distance: what was predicted for the pass that is under way.
+    predictions: Vec<Prediction>,
+}
+
+/// The routers of a model, and what they did. Not for several threads at once.
 pub struct Lookahead {
-    /// By the index of a layer's first tensor of experts: its place among the layers.
-    site_of: Vec<Option<u32>>,
-    routers: Vec<Option<Router>>,
+    sites: Vec<Site>,
+    /// By the index of a layer's first tensor of experts.
+    site_of: Vec<Option<usize>>,
+    n_used: usize,
+    depth: usize,
+    /// By distance.
+    calibrations: Vec<Calibration>,
+    recalls: Vec<Recall>,
     trace: Option<Writer>,
     input: Input,
     scores: Vec<f32>,
 }
 
 impl Lookahead {
-    /// Loads the routers; traces to `trace` if there is one.
+    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) when a router cannot be read, or the trace cannot be written.
-    pub fn new(index: &Index, trace: Option<&Path>) -> Result<Self> {
-        let mut site_of = vec![None; index.tensors.len()];
-        let mut routers = Vec::new();
-        for (i, t) in index.tensors.iter().enumerate().filter(|(i, _)| index.leads(*i)) {
-            site_of[i] = Some(routers.len() as u32);
-            let places = index.routers.iter().find(|r| r.layer == t.layer && t.group == 0);
-            let router = places.map(|places| Router::load(index, places)).transpose()?.flatten();
-            routers.push(router.filter(|r| r.n_expert() == t.n_expert() as usize));
-        }
+    pub fn new(index: &Index, depth: usize, trace: Option<&Path>) -> Result<Self> {
         let trace = trace.map(|path| Writer::create(path, index)).transpose()?;
-        Ok(Self { site_of, routers, trace, input: Input::default(), scores: Vec::new() })
+        let mut sites: Vec<Site> = Vec::new();
+        let mut site_of = vec![None; index.tensors.len()];
+        for (i, t) in index.tensors.iter().enumerate().filter(|(i, _)| index.leads(*i)) {
+            // a second group of experts in a layer uses the picks of the first
+            let places = index.routers.iter().find(|r| r.layer == t.layer && t.group == 0);
+            let wanted = depth > 0 || trace.is_some();
+            let router = places.filter(|_| wanted).map(|places| Router::load(index, places)).transpose()?.flatten();
+            let router = router.filter(|r| r.n_expert() == t.n_expert() as usize);
+            let factors = router.as_ref().map_or_else(Vec::new, |r| {
+                sites.iter().rev().take(depth).map(|before| factor(before.router.as_ref(), r)).collect()
+            });
+            site_of[i] = Some(sites.len());
+            sites.push(Site { tensor: i, router, factors, predictions: Vec::new() });
+        }
+        for site in &mut sites {
+            site.predictions.resize_with(depth, Prediction::default);
+        }
+        Ok(Self {
+            sites,
+            site_of,
+            n_used: index.n_expert_used as usize,
+            depth,
+            calibrations: vec![Calibration::default(); depth],
+            recalls: vec![Recall::default(); depth],
+            trace,
+            input: Input::default(),
+            scores: Vec::new(),
+        })
+    }
+
+    /// How good the predictions were, by distance: one layer ahead, two, ...
+    pub fn recalls(&self) -> &[Recall] {
+        &self.recalls
     }
 
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
-    /// `picks` for them, token by token. Only a layer's first tensor counts.
+    /// `picks` for them, token by token. Only a layer's first tensor counts. Answers what the next layers are likely to
+    /// need, the nearest first.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) when the trace cannot be written.
-    pub fn observe(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<()> {
-        let Some(site) = self.site_of[tensor] else { return Ok(()) };
+    pub fn observe(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<Vec<Guesses>> {
+        let Some(at) = self.site_of[tensor] else { return Ok(Vec::new()) };
+        self.trace(at, picks, n_rows, rows)?;
+        for (d, prediction) in self.sites[at].predictions.iter_mut().enumerate() {
+            prediction.settle(picks, &mut self.calibrations[d], &mut self.recalls[d]);
+            prediction.clear();
+        }
+        let mut guesses = Vec::new();
+        if rows.len() <= MOST_ROWS && rows.len() == n_rows {
+            for distance in 1..=self.depth {
+                guesses.extend(self.predict(at + distance, distance, rows));
+            }
+        }
+        Ok(guesses)
+    }
+
+    fn predict(&mut self, at: usize, distance: usize, rows: &[&[f32]]) -> Option<Guesses> {
+        let site = self.sites.get_mut(at)?;
+        let router = site.router.as_ref()?;
+        let factor = site.factors.get(distance - 1)?;
+        let prediction = &mut site.predictions[distance - 1];
+        prediction.clear();
+        for row in rows.iter().filter(|row| row.len() == router.n_embd()) {
+            self.input.set(row, factor);
+            router.scores(&self.input, &mut self.scores);
+            prediction.push(&self.scores, self.n_used);
+        }
+        let experts = prediction.guesses(&self.calibrations[distance - 1], LEAST_PROBABILITY);
+        Some(Guesses { tensor: site.tensor, experts })
+    }
+
+    fn trace(&mut self, at: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<()> {
         let Some(trace) = &mut self.trace else { return Ok(()) };
         let mut scores = Vec::new();
-        if let Some(router) = &self.routers[site as usize] {
+        if let Some(router) = &self.sites[at].router {
             for row in rows.iter().skip(rows.len().saturating_sub(WINDOW)).filter(|row| row.len() == router.n_embd()) {
                 self.input.set(row, &[]);
                 router.scores(&self.input, &mut self.scores);
                 scores.push(self.scores.iter().map(|s| (s * 1000.0).round() / 1000.0).collect());
             }
         }
-        trace.write(&Record { at: site, rows: n_rows as u32, picks: picks.to_vec(), scores })
+        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores })
     }
+}
+
+/// What an input of the layer of `from` is multiplied with to resemble one of `to`'s: both are the same normalized
+/// hidden state, times the weight of the layer's own norm.
+fn factor(from: Option<&Router>, to: &Router) -> Vec<f32> {
+    let Some(from) = from.filter(|from| from.norm.len() == to.norm.len()) else { return Vec::new() };
+    // what the first norm has made tiny is lost: its noise must not be made large again
+    let ratio = |(a, b): (&f32, &f32)| if a.abs() > 1e-3 { (b / a).clamp(-16.0, 16.0) } else { 0.0 };
+    from.norm.iter().zip(&to.norm).map(ratio).collect()
 }

@@ -8,10 +8,12 @@
 //! Nobody but the walkers drives the device: a walker that finds nothing ready reaps completions itself, and the
 //! others sleep until it has some.
 
+mod guess;
 mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -21,6 +23,7 @@ use crate::stats::Stats;
 use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
+use guess::Ahead;
 pub use ticket::{Request, Step, Ticket};
 
 /// How long a walker waits in one call for the device before it looks around again.
@@ -47,8 +50,12 @@ pub struct Streamer {
     /// Per tensor: the tensors of the same layer and group that come after it, in the order of use.
     later: Vec<Vec<usize>>,
     tensor_of: Vec<u32>,
+    /// By tensor: the first of its layer and group.
+    lead_of: Vec<usize>,
     /// Tickets that wait for a slot. While there are any, slots are given back as early as possible.
     starved: AtomicUsize,
+    /// 1 while guesses wait for the device: then walkers look after it.
+    hungry: AtomicUsize,
 }
 
 struct Core {
@@ -59,8 +66,11 @@ struct Core {
     /// Reads that have ended, well or not.
     completions: u64,
     reaping: bool,
-    /// Counts the passes over the model: the operations of its first tensor.
+    /// Counts the passes over the model.
     pass: u32,
+    /// The first tensor of the layer that is computed: a layer that does not come after it begins a pass.
+    lead: usize,
+    ahead: Ahead,
     /// Per block: the pass that asked for its last read.
     asked: Vec<u32>,
     /// Why the blocks in state `Failed` failed.
@@ -68,6 +78,17 @@ struct Core {
     stats: Stats,
     batch: Vec<Read>,
     done: Vec<Completion>,
+}
+
+impl Core {
+    /// An operation on `tensor`, whose layer's first one is `lead`, begins.
+    fn begin(&mut self, tensor: usize, lead: usize) {
+        // tensors of one layer come in any order
+        let again = tensor == lead && lead == self.lead;
+        self.pass = self.pass.wrapping_add(u32::from(lead < self.lead || again));
+        self.lead = lead;
+        self.ahead.use_tensor(tensor);
+    }
 }
 
 impl Streamer {
@@ -87,15 +108,22 @@ impl Streamer {
         let later = (0..n).map(|t| (t + 1..n).take_while(|&u| same(t, u)).collect()).collect();
         let tensor_of =
             (0..n).flat_map(|t| std::iter::repeat_n(t as u32, index.tensors[t].n_expert() as usize)).collect();
+        let mut lead_of = vec![0; n];
+        for t in 0..n {
+            lead_of[t] = if index.leads(t) { t } else { lead_of[t - 1] };
+        }
         let stats = Stats::new(&index, store.plan());
+        let n_blocks = store.plan().n_blocks as usize;
         let core = Core {
-            asked: vec![0; store.plan().n_blocks as usize],
+            asked: vec![0; n_blocks],
             store,
             queue: VecDeque::new(),
             in_flight: 0,
             completions: 0,
             reaping: false,
             pass: 0,
+            lead: usize::MAX,
+            ahead: Ahead::new(n_blocks, n),
             errors: HashMap::new(),
             stats,
             batch: Vec::new(),
@@ -110,7 +138,9 @@ impl Streamer {
             wake: Condvar::default(),
             later,
             tensor_of,
+            lead_of,
             starved: AtomicUsize::new(0),
+            hungry: AtomicUsize::new(0),
         }
     }
 
@@ -129,6 +159,11 @@ impl Streamer {
         stats
     }
 
+    /// Counts the time that opening a ticket took, and the guessing in it.
+    pub fn asked(&self, all: Duration, guessing: Duration) {
+        self.core.lock().stats.asked(all, guessing);
+    }
+
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {
         let t = self.tensor_of[block as usize] as usize;
         let tensor = &self.index.tensors[t];
@@ -143,22 +178,27 @@ impl Streamer {
         self.arena.at((core.store.slot_offset(block) + range.head) as usize, bytes) as usize
     }
 
+    fn read_of(&self, core: &Core, block: BlockId) -> Read {
+        let (t, range) = self.extent_of(core, block);
+        Read {
+            token: u64::from(block),
+            file: self.index.tensors[t].file,
+            offset: range.offset,
+            len: range.len as usize,
+            need: range.need as usize,
+            buf: core.store.slot_offset(block) as usize,
+        }
+    }
+
     /// Gives the engine as many queued reads as it may hold.
     fn pump(&self, core: &mut Core) {
         let mut batch = std::mem::take(&mut core.batch);
         while core.in_flight < self.engine.depth() {
             let Some(block) = core.queue.pop_front() else { break };
-            let (t, range) = self.extent_of(core, block);
-            batch.push(Read {
-                token: u64::from(block),
-                file: self.index.tensors[t].file,
-                offset: range.offset,
-                len: range.len as usize,
-                need: range.need as usize,
-                buf: core.store.slot_offset(block) as usize,
-            });
+            batch.push(self.read_of(core, block));
             core.in_flight += 1;
         }
+        self.pump_guesses(core, &mut batch);
         if !batch.is_empty() {
             self.engine.submit(&batch);
             batch.clear();
@@ -175,6 +215,7 @@ impl Streamer {
             core.in_flight -= 1;
             core.completions += 1;
             let block = completion.token as BlockId;
+            let guessed = core.ahead.ended(block);
             let file = self.index.tensors[self.tensor_of[block as usize] as usize].file;
             let changed = checked.iter().find(|(f, _)| *f == file).and_then(|(_, e)| e.clone());
             let error = match (changed, &completion.result) {
@@ -185,9 +226,14 @@ impl Streamer {
                 }
                 (None, Err(e)) => Arc::new(self.read_error(&core, block, e)),
             };
-            core.errors.insert(block, error);
             core.store.failed(block);
             core.stats.read_errors += 1;
+            if guessed {
+                // whoever needs it will ask again, and be told
+                core.store.forgive(block);
+            } else {
+                core.errors.insert(block, error);
+            }
         }
         core
     }
@@ -232,6 +278,15 @@ impl Streamer {
         if core.reaping || core.in_flight == 0 { core } else { self.reap(core, Duration::ZERO) }
     }
 
+    /// While guesses wait for the device: gives it the next ones as soon as it has time, unless somebody else is at it.
+    fn look_after(&self) {
+        if self.hungry.load(Ordering::Relaxed) == 1
+            && let Some(core) = self.core.try_lock()
+        {
+            drop(self.poll(core));
+        }
+    }
+
     fn reap<'a>(&'a self, mut core: MutexGuard<'a, Core>, limit: Duration) -> MutexGuard<'a, Core> {
         core.reaping = true;
         let mut done = std::mem::take(&mut core.done);
@@ -262,13 +317,6 @@ impl Streamer {
     fn failure(&self, core: &mut Core, block: BlockId) -> Arc<Error> {
         core.store.forgive(block);
         core.errors.remove(&block).unwrap_or_else(|| Arc::new(Error::Invalid("a read failed".into())))
-    }
-}
-
-impl Drop for Streamer {
-    fn drop(&mut self) {
-        // reads that were never given to the engine are simply forgotten; the engine waits for the others
-        self.core.lock().queue.clear();
     }
 }
 

@@ -151,6 +151,9 @@ fn run(s: &Arc<Streamer>, shared: &Shared, tensor: usize, ids: &[i32]) -> Result
 }
 
 #[cfg(not(feature = "shuttle"))]
+mod guesses;
+
+#[cfg(not(feature = "shuttle"))]
 mod sequential {
     use super::*;
 
@@ -359,6 +362,33 @@ mod concurrent {
             for c in contexts {
                 c.join().unwrap();
             }
+            let core = s.core.lock();
+            assert!((0..48).all(|b| core.store.pins(b) == 0));
+        });
+    }
+
+    #[test]
+    fn guesses_take_no_slot_from_those_who_need_it() {
+        use crate::lookahead::{Guess, Guesses};
+        check(|| {
+            let (s, shared) = streamer(Setup { depth: 2, newest_first: true, ..Default::default() });
+            const ALL: &[i32] = &[0, 1, 2, 3, 4, 5, 6, 7];
+            let guesser = {
+                let s = s.clone();
+                shuttle::thread::spawn(move || {
+                    for tensor in [3, 0] {
+                        let experts = (0..8).map(|expert| Guess { expert, probability: 0.9 }).collect();
+                        s.guess(3 - tensor, &[Guesses { tensor, experts }]);
+                    }
+                })
+            };
+            for tensor in [0, 1] {
+                for h in walkers(&s, &shared, tensor, ALL, 2) {
+                    assert_eq!(sorted(h.join().unwrap().unwrap()), [0, 1, 2, 3, 4, 5, 6, 7]);
+                }
+            }
+            guesser.join().unwrap();
+            s.core.lock().give_up_guesses();
             let core = s.core.lock();
             assert!((0..48).all(|b| core.store.pins(b) == 0));
         });

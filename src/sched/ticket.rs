@@ -98,7 +98,7 @@ impl Ticket {
         })?;
         let mut guard = streamer.poll(streamer.core.lock());
         let core = &mut *guard;
-        core.pass += u32::from(request.tensor == 0);
+        core.begin(request.tensor, streamer.lead_of[request.tensor]);
         let ticket = Self {
             first_block: core.store.plan().tensors[request.tensor].first_block,
             walkers: request.walkers,
@@ -156,6 +156,9 @@ impl Ticket {
             }
             let ready = core.store.acquire(block) == Acquired::Ready;
             core.store.pin(block);
+            if core.ahead.prove(block) {
+                core.stats.guess_right(ready);
+            }
             if ready {
                 self.publish(core, walk, block);
             } else {
@@ -191,6 +194,7 @@ impl Ticket {
         self.step(position).map_err(|why| Arc::new(Error::Invalid(why)))?;
         if let Some(before) = position.checked_sub(1) {
             self.pass(before as usize);
+            self.streamer.look_after();
         }
         if let Some(error) = self.failed.get() {
             self.close(position);
@@ -317,6 +321,7 @@ impl Ticket {
         }
         while let Some(&block) = walk.unplaced.last() {
             match self.streamer.reserve(core, block) {
+                Acquired::Full if core.give_up_guesses() => continue,
                 Acquired::Full => break,
                 Acquired::Failed => return Err(self.streamer.failure(core, block)),
                 Acquired::Ready => {
@@ -384,6 +389,11 @@ impl Ticket {
         self.give_back();
     }
 
+    /// Whose experts these are.
+    pub fn streamer(&self) -> &Streamer {
+        &self.streamer
+    }
+
     /// Whether every walker has left.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) >= self.walkers
@@ -449,6 +459,9 @@ impl Streamer {
         }
         let mut absent = Vec::new();
         for &t in &self.later[tensor] {
+            if !core.uses(t) {
+                continue;
+            }
             let first = core.store.plan().tensors[t].first_block;
             let n_expert = self.index.tensors[t].n_expert();
             for block in experts.iter().filter(|&&e| e < n_expert).map(|e| first + e) {

@@ -114,9 +114,12 @@ NOLES = STOCK if SELF else Tree("without LES", os.environ.get("LES_TEST_NOLES_BU
 
 
 def les(cache="min", io="auto", **more):
-    """The environment that turns LES on. Further names: fault, depth."""
+    """The environment that turns LES on. Further names: fault, depth, lookahead. With a fault, nothing is read that may
+    not be needed, unless lookahead is given: otherwise the fault may hit what nobody misses."""
     env = {"LLAMA_ARG_LES": "on", "LLAMA_ARG_LES_CACHE": str(cache), "LLAMA_ARG_LES_IO": io}
-    names = {"fault": "LES_FAULT", "depth": "LLAMA_ARG_LES_IO_DEPTH"}
+    names = {"fault": "LES_FAULT", "depth": "LLAMA_ARG_LES_IO_DEPTH", "lookahead": "LLAMA_ARG_LES_LOOKAHEAD"}
+    if "fault" in more:
+        more.setdefault("lookahead", 0)
     env.update({names[key]: str(value) for key, value in more.items()})
     return env
 

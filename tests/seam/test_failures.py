@@ -3,6 +3,7 @@
 harness.run makes a hang or a signal fail any of these.
 """
 
+import itertools
 import os
 import re
 import tempfile
@@ -101,11 +102,11 @@ class ReadFailures(Case):
         self.other = models.arch_model("qwen3moe-moe")
         self.args = ["-m", self.model, "--no-repack", "--threads", "2", "--other", self.other]
 
-    def run_with(self, fault, io, scenarios, *more):
+    def run_with(self, fault, io, scenarios, *more, **les):
         args = [*self.args, "--scenarios", scenarios]
         self.ref = harness.reference(args, [self.model, self.other])
         return harness.drive(PATCHED, self.out, [*args, "--expect-decode-error", "--env-other", "LES_FAULT=", *more],
-                             harness.les("min", io, fault=fault))
+                             harness.les("min", io, fault=fault, **les))
 
     def test_one_failed_read(self):
         """Decode fails once; the same context then gives the right logits, and so does another model."""
@@ -129,12 +130,21 @@ class ReadFailures(Case):
                 message = harness.compare(self.out, self.ref)
                 self.assertIsNone(message, message)
 
+    def test_failed_reads_of_guesses(self):
+        """What is read ahead may fail: then it is read again when it is needed."""
+        faults = ",".join(f"eio@{n},short@{n + 40}" for n in range(400, 1600, 80))
+        for io in ENGINES:
+            with self.subTest(io=io):
+                self.run_with(faults, io, "decode", "--retries", "9", lookahead=2)
+                message = harness.compare(self.out, self.ref)
+                self.assertIsNone(message, message)
+
     def test_every_read_fails_from_some_on(self):
         """Decode fails again and again; what was decoded before is right, and so is another model."""
-        for io in ENGINES:
+        for io, lookahead in itertools.product(ENGINES, [0, 1]):
             for fault in ["eio@1+", "eio@17+", "eio@900+", "short@17+"]:
-                with self.subTest(io=io, fault=fault):
-                    done = self.run_with(fault, io, SCENARIOS, "--retries", "2")
+                with self.subTest(io=io, fault=fault, lookahead=lookahead):
+                    done = self.run_with(fault, io, SCENARIOS, "--retries", "2", lookahead=lookahead)
                     self.assertRegex(done.stdout, r"attempt 2 code -\d+")
                     message = harness.compare(self.out, self.ref, subset=True)
                     self.assertIsNone(message, message)

@@ -1,0 +1,166 @@
+//! Which experts a layer to come will pick: its router, applied to an earlier layer's input.
+
+use serde::Serialize;
+
+use super::calibration::Calibration;
+
+/// An expert that may be picked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Guess {
+    /// Its number in the layer.
+    pub expert: u32,
+    /// How likely it is that one of the batch's tokens picks it.
+    pub probability: f32,
+}
+
+/// How good the predictions were: picks that were among the `k` best scores, or the `2k` best, of all `picks`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Recall {
+    /// Picks that were predicted.
+    pub picks: u64,
+    /// Of these, among as many predictions as there were picks.
+    pub at_k: u64,
+    /// Of these, among twice as many.
+    pub at_2k: u64,
+}
+
+/// What was predicted for one layer and is not yet known.
+#[derive(Debug, Default)]
+pub(super) struct Prediction {
+    /// Row by row, expert by expert: its bin, or [`NONE`].
+    bins: Vec<u8>,
+    /// Row by row: the `2k` best, in order.
+    ranked: Vec<u16>,
+    rows: usize,
+    n_expert: usize,
+    n_used: usize,
+}
+
+const NONE: u8 = u8::MAX;
+
+impl Prediction {
+    pub(super) fn clear(&mut self) {
+        self.bins.clear();
+        self.ranked.clear();
+        self.rows = 0;
+    }
+
+    /// Adds a row: `scores` of all experts, of which `n_used` will be picked.
+    pub(super) fn push(&mut self, scores: &[f32], n_used: usize) {
+        let n = scores.len();
+        if n_used == 0 || n_used >= n {
+            return;
+        }
+        (self.n_expert, self.n_used, self.rows) = (n, n_used, self.rows + 1);
+        let mut order: Vec<u16> = (0..n as u16).collect();
+        let falling = |a: &u16, b: &u16| scores[usize::from(*b)].total_cmp(&scores[usize::from(*a)]);
+        let best = (2 * n_used).min(n);
+        if best < n {
+            order.select_nth_unstable_by(best, falling);
+            order.truncate(best);
+        }
+        order.sort_unstable_by(falling);
+        let least = scores[usize::from(order[n_used - 1])];
+        let deviation = deviation(scores);
+        let inverse = if deviation > 0.0 { 1.0 / deviation } else { 0.0 };
+        self.bins.extend(scores.iter().map(|s| Calibration::bin((s - least) * inverse).unwrap_or(NONE)));
+        self.ranked.extend(order);
+    }
+
+    /// The likely experts, the likeliest first, down to `least`.
+    pub(super) fn guesses(&self, calibration: &Calibration, least: f32) -> Vec<Guess> {
+        let mut missed = vec![1.0_f32; self.n_expert];
+        for row in self.bins.chunks_exact(self.n_expert.max(1)) {
+            for (missed, &bin) in missed.iter_mut().zip(row).filter(|(_, bin)| **bin != NONE) {
+                *missed *= 1.0 - calibration.probability(bin);
+            }
+        }
+        let mut guesses: Vec<Guess> = (0..)
+            .zip(missed)
+            .map(|(expert, missed)| Guess { expert, probability: 1.0 - missed })
+            .filter(|guess| guess.probability >= least)
+            .collect();
+        guesses.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+        guesses
+    }
+
+    /// The router has picked `picks`, row by row. Teaches the calibration and counts.
+    pub(super) fn settle(&self, picks: &[i32], calibration: &mut Calibration, recall: &mut Recall) {
+        if self.rows == 0 || picks.len() != self.rows * self.n_used {
+            return;
+        }
+        let mut picked = vec![false; self.n_expert];
+        let best = self.ranked.len() / self.rows;
+        for row in 0..self.rows {
+            let picks = &picks[row * self.n_used..(row + 1) * self.n_used];
+            picked.fill(false);
+            for &e in picks {
+                if let Some(picked) = usize::try_from(e).ok().and_then(|e| picked.get_mut(e)) {
+                    *picked = true;
+                }
+            }
+            for (e, &bin) in self.bins[row * self.n_expert..(row + 1) * self.n_expert].iter().enumerate() {
+                if bin != NONE {
+                    calibration.learn(bin, picked[e]);
+                }
+            }
+            for (rank, &e) in self.ranked[row * best..(row + 1) * best].iter().enumerate() {
+                let right = u64::from(picked[usize::from(e)]);
+                recall.at_k += if rank < self.n_used { right } else { 0 };
+                recall.at_2k += right;
+            }
+            recall.picks += picks.len() as u64;
+        }
+    }
+}
+
+/// The standard deviation of what is finite.
+fn deviation(scores: &[f32]) -> f32 {
+    let (mut n, mut sum, mut squares) = (0.0_f32, 0.0_f32, 0.0_f32);
+    for &s in scores.iter().filter(|s| s.is_finite()) {
+        n += 1.0;
+        sum += s;
+        squares += s * s;
+    }
+    let mean = sum / n.max(1.0);
+    (squares / n.max(1.0) - mean * mean).max(0.0).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_scores_are_the_likeliest_and_are_counted() {
+        let mut p = Prediction::default();
+        p.push(&[0.0, 5.0, 1.0, 4.0, 0.5, 0.2, 0.1, 3.9], 2);
+        let mut calibration = Calibration::default();
+        let guesses = p.guesses(&calibration, 0.4);
+        assert_eq!(guesses.iter().map(|g| g.expert).collect::<Vec<_>>(), [1, 3, 7]);
+        let mut recall = Recall::default();
+        p.settle(&[1, 7], &mut calibration, &mut recall);
+        assert_eq!(recall, Recall { picks: 2, at_k: 1, at_2k: 2 });
+        // picks that do not fit the prediction are of another batch
+        p.settle(&[1, 7, 3], &mut calibration, &mut recall);
+        assert_eq!(recall.picks, 2);
+    }
+
+    #[test]
+    fn what_several_rows_may_want_is_likelier() {
+        let mut p = Prediction::default();
+        let row = [3.0, 2.0, 1.9, 0.0];
+        p.push(&row, 1);
+        let one = p.guesses(&Calibration::default(), 0.0)[1].probability;
+        p.push(&row, 1);
+        let two = p.guesses(&Calibration::default(), 0.0)[1].probability;
+        assert!(two > one && (two - (1.0 - (1.0 - one) * (1.0 - one))).abs() < 1e-6);
+    }
+
+    #[test]
+    fn equal_scores_and_masked_groups_are_no_trouble() {
+        let mut p = Prediction::default();
+        p.push(&[1.0; 8], 2);
+        p.push(&[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0, 2.0, 3.0, 1.5, f32::NEG_INFINITY, f32::NEG_INFINITY], 2);
+        assert!(p.guesses(&Calibration::default(), 0.0).iter().all(|g| (0.0..=1.0).contains(&g.probability)));
+    }
+}

@@ -1,0 +1,107 @@
+//! What is read because it may be needed soon.
+
+use super::*;
+use crate::lookahead::{Guess, Guesses};
+
+fn guesses(tensor: usize, experts: &[u32]) -> [Guesses; 1] {
+    let experts = experts.iter().map(|&expert| Guess { expert, probability: 0.9 }).collect();
+    [Guesses { tensor, experts }]
+}
+
+fn pins(s: &Streamer) -> u32 {
+    let core = s.core.lock();
+    (0..48).map(|b| core.store.pins(b)).sum()
+}
+
+/// Lets the device do all that it was given, and what it is given meanwhile.
+fn settle(s: &Streamer) {
+    let mut core = s.core.lock();
+    while core.in_flight > 0 {
+        core = s.poll(core);
+    }
+}
+
+#[test]
+fn guesses_are_read_part_by_part_after_what_is_needed() {
+    let (s, shared) = streamer(Setup { depth: 2, spare_slots: 24, ..Default::default() });
+    let ticket = Ticket::open(s.clone(), request(0, &[2, 3], 1)).unwrap();
+    s.guess(0, &guesses(3, &[7, 1]));
+    walk(&s, &shared, &ticket).unwrap();
+    settle(&s);
+    // blocks of the second layer: up 24..32, gate 32..40, down 40..48
+    assert_eq!(*shared.order.lock(), [2, 3, 10, 11, 18, 19, 31, 25, 39, 33, 47, 41]);
+    assert_eq!(run(&s, &shared, 3, &[7, 5]).unwrap(), [7, 5]);
+    for tensor in 4..6 {
+        run(&s, &shared, tensor, &[7, 5]).unwrap();
+    }
+    let stats = s.stats();
+    assert_eq!((stats.guessed, stats.guessed_in_time, stats.guessed_late), (6, 3, 0));
+    s.guess(3, &[]);
+    s.guess(0, &[]);
+    assert_eq!((s.stats().guessed_wasted, pins(&s)), (3, 0));
+}
+
+#[test]
+fn a_guess_under_way_is_waited_for_and_not_read_twice() {
+    let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
+    s.guess(0, &guesses(3, &[7, 6]));
+    // the device does one read at a time: 7's is over when the operation begins, 6's is not
+    assert_eq!(run(&s, &shared, 3, &[6, 7]).unwrap(), [7, 6]);
+    assert_eq!(shared.order.lock().iter().filter(|&&b| b == 30 || b == 31).count(), 2);
+    let stats = s.stats();
+    assert_eq!((stats.guessed_in_time, stats.guessed_late), (1, 1));
+}
+
+#[test]
+fn newer_guesses_replace_those_that_were_not_read_yet() {
+    let (s, shared) = streamer(Setup { depth: 1, spare_slots: 24, ..Default::default() });
+    s.guess(0, &guesses(3, &[0, 1, 2, 3]));
+    s.guess(0, &guesses(3, &[6]));
+    settle(&s);
+    assert_eq!(*shared.order.lock(), [24, 30, 38, 46]);
+}
+
+#[test]
+fn slots_of_guesses_go_to_those_who_need_them() {
+    let all: Vec<i32> = (0..8).collect();
+    let (s, shared) = streamer(Setup::default());
+    let slots = s.core.lock().store.plan().classes[0].slots;
+    assert!(slots < 24, "the test wants a small store");
+    for tensor in [0, 1, 2, 0] {
+        let ticket = Ticket::open(s.clone(), request(tensor, &all, 1)).unwrap();
+        s.guess(0, &guesses(3, &[0, 1, 2, 3, 4, 5, 6, 7]));
+        assert_eq!(walk(&s, &shared, &ticket).unwrap().len(), 8);
+        settle(&s);
+    }
+    // all slots are guesses' when the next operation begins
+    assert_eq!(run(&s, &shared, 1, &all).unwrap().len(), 8);
+    s.guess(3, &[]);
+    s.guess(0, &[]);
+    assert_eq!(pins(&s), 0);
+}
+
+#[test]
+fn a_guess_that_cannot_be_read_is_read_again_when_it_is_needed() {
+    let script: Script = Box::new(|i| if i == 1 { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) });
+    let (s, shared) = streamer(Setup { script, spare_slots: 24, depth: 1, ..Default::default() });
+    s.guess(0, &guesses(3, &[7]));
+    settle(&s);
+    assert_eq!(s.stats().read_errors, 1);
+    assert_eq!(run(&s, &shared, 3, &[7]).unwrap(), [7]);
+    assert_eq!(shared.order.lock().iter().filter(|&&b| b == 31).count(), 2);
+}
+
+#[test]
+fn tensors_that_are_never_used_are_not_read_ahead() {
+    let (s, shared) = streamer(Setup { spare_slots: 40, ..Default::default() });
+    for ids in [[0, 1], [2, 3], [4, 5]] {
+        // the last part of both layers is computed elsewhere
+        for tensor in [0, 1, 3, 4] {
+            run(&s, &shared, tensor, &ids).unwrap();
+        }
+        settle(&s);
+    }
+    let order = shared.order.lock();
+    let down = order.iter().filter(|&&b| (16..24).contains(&b) || (40..48).contains(&b)).count();
+    assert_eq!(down, 4, "in the first pass nobody knows");
+}
