@@ -82,7 +82,7 @@ struct les_tensor_info {
 
 // The counters of one phase.
 struct les_phase {
-  // Tokens that passed the first expert layer.
+  // Tokens that passed the first tensor of experts that streams.
   uint64_t tokens;
   // Experts asked for.
   uint64_t requests;

@@ -401,7 +401,7 @@ pub unsafe extern "C" fn les_model_last_error(handle: *const LesModel, buf: *mut
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LesPhase {
-    /// Tokens that passed the first expert layer.
+    /// Tokens that passed the first tensor of experts that streams.
     pub tokens: u64,
     /// Experts asked for.
     pub requests: u64,
