@@ -81,5 +81,17 @@ class Turns(unittest.TestCase):
         self.assertIn("3.000   (1.000 .. 5.000)   quartiles 2.000 .. 4.000", out.getvalue())
 
 
+class Capped(unittest.TestCase):
+    def test_without_a_cap_nothing_runs(self):
+        with tempfile.TemporaryDirectory() as tmp:
+            tmp = pathlib.Path(tmp)
+            (tmp / "mkdir").write_text("#!/bin/sh\nexit 1\n")
+            (tmp / "mkdir").chmod(0o755)
+            done = subprocess.run(["bash", pathlib.Path(bench.__file__).parent / "capped.sh", "64", "touch", tmp / "ran"],
+                                  env={**os.environ, "PATH": f"{tmp}:{os.environ['PATH']}"}, capture_output=True)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertFalse((tmp / "ran").exists())
+
+
 if __name__ == "__main__":
     unittest.main()
