@@ -313,12 +313,17 @@ void ggml_les_load_buffer(ggml_backend_buffer_t buffer) {
 #ifdef __linux__
     ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(buffer);
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
-    const bool cpu = ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+    // the plain CPU buffer has no device; memory that another device can read (CUDA_Host, Vulkan_Host) is that device's
+    const bool cpu = dev ? ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU : ggml_backend_buft_is_host(buft);
     if (!load_model || load_dry || !cpu || buft == ggml_les_load_buffer_type()) {
         return;
     }
+    void * addr = ggml_backend_buffer_get_base(buffer);
+    if (!addr) {
+        return; // of size 0
+    }
     const uintptr_t page  = sysconf(_SC_PAGESIZE);
-    const uintptr_t base  = (uintptr_t) ggml_backend_buffer_get_base(buffer);
+    const uintptr_t base  = (uintptr_t) addr;
     const uintptr_t first = (base + page - 1)/page*page;
     const uintptr_t last  = (base + ggml_backend_buffer_get_size(buffer))/page*page;
     if (first < last) {
