@@ -27,6 +27,7 @@ struct ggml_les_model {
     std::map<std::string, std::string> files; // by option: "stats", written when the model is freed, "trace"
     std::atomic<int>       n_refs { 1 };
     std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
+    std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
     // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
     std::unordered_map<const void *, uint32_t> tensors;
 };
@@ -111,9 +112,10 @@ std::string last_error(const ggml_les_model * model) {
     return buf;
 }
 
-void operation_failed(const ggml_les_model * model) {
+// every operation that fails says so, once
+void fail(const std::string & why) {
     any_failed.store(true);
-    GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+    GGML_LOG_ERROR("les: %s\n", why.c_str());
 }
 
 std::string base_name(const std::string & path) {
@@ -376,12 +378,12 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
     dst->extra = nullptr;
     const auto tensor = model->tensors.find(src0->data);
     if (tensor == model->tensors.end()) {
-        GGML_LOG_ERROR("les: %s is a part of a tensor that streams, and cannot be used alone; use --les off\n", src0->name);
+        fail(std::string(src0->name) + " is a part of a tensor that streams, and cannot be used alone; use --les off");
         return false;
     }
 
     if (ids->nb[0] != sizeof(int32_t)) {
-        GGML_LOG_ERROR("les: the picks for %s do not follow each other\n", src0->name);
+        fail(std::string("the picks for ") + src0->name + " do not follow each other");
         return false;
     }
 
@@ -404,7 +406,7 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
 
     les_ticket * ticket = nullptr;
     if (les_ticket_open(model->handle, &op, &ticket) != LES_OK) {
-        operation_failed(model);
+        fail(last_error(model));
     }
     if (ticket && !model->told.test_and_set()) {
         char text[1024] = "";
@@ -435,8 +437,9 @@ int ggml_les_walk_next(struct ggml_les_walk * walk) {
     const int status = les_ticket_next((les_ticket *) walk->ticket, walk->position++, &expert, &data);
     if (status != LES_OK) {
         walk->failed = status != LES_END;
-        if (walk->failed) {
-            operation_failed(((const ggml_les_buffer *) walk->src0.buffer->context)->model);
+        ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
+        if (walk->failed && model->failed.exchange(walk->ticket) != walk->ticket) {
+            fail(last_error(model));
         }
         walk->ticket = nullptr; // this thread has left
         return -1;
