@@ -11,7 +11,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -290,9 +289,10 @@ int ggml_les_load_find(const char * name) {
     return (int) number;
 }
 
-bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
-    if (!load_model || !tensor->buffer || tensor->buffer->buft != ggml_les_load_buffer_type()) {
-        return false;
+bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset, bool * streams, char * err, size_t err_len) {
+    *streams = load_model && tensor->buffer && tensor->buffer->buft == ggml_les_load_buffer_type();
+    if (!*streams) {
+        return true;
     }
     const int number = ggml_les_load_find(tensor->name);
     les_tensor_info info;
@@ -301,7 +301,8 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
         info.file == (uint32_t) file && info.offset == offset && info.expert_bytes == tensor->nb[2] &&
         info.n_expert == tensor->ne[2] && info.ggml_type == (uint32_t) tensor->type;
     if (!same) {
-        throw std::runtime_error(std::string("les: ") + tensor->name + " is not where the index says; load with --les off");
+        copy_text(err, err_len, std::string(tensor->name) + " is not where the index says; load with --les off");
+        return false;
     }
     load_model->tensors[tensor->data] = number;
     return true;
