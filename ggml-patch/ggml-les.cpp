@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -33,6 +36,8 @@ struct ggml_les_model {
 
 namespace {
 
+const char * const option_names[] = { "mode", "cache", "io", "io-depth", "stats", "trace" };
+
 // options by the names of their flags without "les-"
 struct les_options {
     std::map<std::string, std::string> values;
@@ -53,7 +58,7 @@ struct les_options {
 
     les_options with_environment() const {
         les_options all;
-        for (const char * name : { "mode", "cache", "io", "io-depth", "stats", "trace" }) {
+        for (const char * name : option_names) {
             all.values[name] = get(name);
         }
         return all;
@@ -173,6 +178,11 @@ void retain(ggml_les_model * model) {
 // options
 
 bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len) {
+    const auto same = [&](const char * other) { return strcmp(name, other) == 0; };
+    if (std::none_of(std::begin(option_names), std::end(option_names), same)) {
+        copy_text(err, err_len, std::string("there is no option called ") + name);
+        return false;
+    }
     les_options options;
     options.values[name] = value;
     const les_params params = options.params();
