@@ -98,13 +98,12 @@ impl Stats {
                 layers.push(LayerStats { layer: t.layer, ..Default::default() });
             }
         }
-        let (floor_bytes, _) = Plan::bounds(index, plan.align);
         Self {
             engine: "",
             io_depth: 0,
             cache_bytes: plan.bytes(),
             expert_bytes: index.expert_bytes(),
-            floor_bytes,
+            floor_bytes: plan.floor_bytes(),
             decode: Phase::default(),
             prompt: Phase::default(),
             evictions: 0,
