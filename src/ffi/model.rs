@@ -2,6 +2,7 @@
 
 use std::ffi::c_char;
 use std::io::Write;
+use std::mem::offset_of;
 use std::path::Path;
 
 use crate::error::Error;
@@ -11,7 +12,8 @@ use crate::model::Model;
 use crate::options::Options;
 
 use super::guard::{
-    Failure, Sized1, guard, guard_telling, ok, path, put, put_sized, put_text, sized, string, string_or_empty,
+    Failure, Sized1, guard, guard_telling, ok, path, put, put_sized, put_text, size_up_to, sized, string,
+    string_or_empty,
 };
 use super::handle::Handles;
 use super::status::{LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NOT_FOUND, LES_ERR_NULL, LES_OK, LesStatus};
@@ -51,7 +53,7 @@ pub struct LesParams {
 // SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
 // vouches for the strings).
 unsafe impl Sized1 for LesParams {
-    const LEAST: usize = size_of::<Self>();
+    const LEAST: usize = size_up_to::<Self>(offset_of!(Self, trace), size_of::<*const c_char>());
 }
 
 const DEFAULT_PARAMS: LesParams = LesParams {
@@ -87,7 +89,7 @@ pub struct LesModelInfo {
 
 // SAFETY: repr(C), the size first, integers only.
 unsafe impl Sized1 for LesModelInfo {
-    const LEAST: usize = size_of::<Self>();
+    const LEAST: usize = size_up_to::<Self>(offset_of!(Self, n_expert_used), size_of::<u32>());
 }
 
 /// One tensor of experts.
@@ -114,7 +116,7 @@ pub struct LesTensorInfo {
 
 // SAFETY: repr(C), the size first, integers only.
 unsafe impl Sized1 for LesTensorInfo {
-    const LEAST: usize = size_of::<Self>();
+    const LEAST: usize = size_up_to::<Self>(offset_of!(Self, name), size_of::<[c_char; 64]>());
 }
 
 /// Fills `params` with the defaults and its own size. Any thread.
@@ -439,7 +441,7 @@ pub struct LesStats {
 
 // SAFETY: repr(C), the size first, integers only.
 unsafe impl Sized1 for LesStats {
-    const LEAST: usize = size_of::<Self>();
+    const LEAST: usize = size_up_to::<Self>(offset_of!(Self, peak_rss_bytes), size_of::<u64>());
 }
 
 impl From<&crate::stats::Phase> for LesPhase {
