@@ -138,8 +138,9 @@ fn measure(
 ) -> anyhow::Result<Row> {
     let align = files.align();
     let largest = sizes.iter().copied().max().unwrap_or(0);
-    ensure!(file_size >= 2 * largest, "the file is smaller than two reads of {largest} bytes");
-    let slot = usize::try_from(largest)?.next_multiple_of(align);
+    // what is read: whole aligned blocks
+    let slot = usize::try_from(largest)?.checked_next_multiple_of(align).context("--size is out of range")?;
+    ensure!(file_size / 2 >= slot as u64, "the file is smaller than two reads of {slot} bytes");
     let bytes = slot.checked_mul(depth).context("--size times --depth is out of range")?;
     let arena = Arc::new(Arena::new(bytes)?);
     let opened = les::io::open(kind, Arc::clone(files), arena, depth, None)?;
