@@ -84,7 +84,7 @@ struct les_tensor_info {
 struct les_phase {
   // Tokens that passed the first tensor of experts that streams.
   uint64_t tokens;
-  // Experts asked for.
+  // Experts asked for, each once per operation with the first matrix of its layer.
   uint64_t requests;
   // Of these, in memory when asked for.
   uint64_t hits;
@@ -104,11 +104,11 @@ struct les_stats {
   struct les_phase prompt;
   // Bytes of all slots.
   uint64_t cache_bytes;
-  // Experts evicted.
+  // Matrices of experts evicted.
   uint64_t evictions;
   // Reads that failed.
   uint64_t read_errors;
-  // Nanoseconds from one generated token to the next, summed over `decode_steps`.
+  // Nanoseconds from one generated token to the next, summed over `decode_steps`: all but the longest.
   uint64_t decode_ns;
   // See `decode_ns`.
   uint64_t decode_steps;

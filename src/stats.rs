@@ -12,7 +12,7 @@ use crate::store::Plan;
 pub struct Phase {
     /// Tokens that passed the first tensor of experts that streams.
     pub tokens: u64,
-    /// Matrices of experts asked for, each once per operation.
+    /// Experts asked for, each once per operation with the first matrix of its layer: those that follow are not judged.
     pub requests: u64,
     /// Of these, in memory when asked for.
     pub hits: u64,
@@ -58,7 +58,7 @@ pub struct Stats {
     pub decode: Phase,
     /// Several tokens at once.
     pub prompt: Phase,
-    /// Experts evicted.
+    /// Matrices of experts evicted.
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,

@@ -405,7 +405,7 @@ pub unsafe extern "C" fn les_model_last_error(handle: *const LesModel, buf: *mut
 pub struct LesPhase {
     /// Tokens that passed the first tensor of experts that streams.
     pub tokens: u64,
-    /// Experts asked for.
+    /// Experts asked for, each once per operation with the first matrix of its layer.
     pub requests: u64,
     /// Of these, in memory when asked for.
     pub hits: u64,
@@ -427,11 +427,11 @@ pub struct LesStats {
     pub prompt: LesPhase,
     /// Bytes of all slots.
     pub cache_bytes: u64,
-    /// Experts evicted.
+    /// Matrices of experts evicted.
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Nanoseconds from one generated token to the next, summed over `decode_steps`.
+    /// Nanoseconds from one generated token to the next, summed over `decode_steps`: all but the longest.
     pub decode_ns: u64,
     /// See `decode_ns`.
     pub decode_steps: u64,
