@@ -146,7 +146,7 @@ pub unsafe fn put_text(buf: *mut c_char, len: usize, text: &str) {
 ///
 /// # Safety
 /// `#[repr(C)]`, first field `struct_size: usize`, and any bytes are a valid value.
-pub unsafe trait Sized1 {
+pub unsafe trait Versioned {
     /// The size of the first version. Never changes: what a caller says that was compiled with that version. A field that
     /// is added later must not lie in the padding at its end.
     const LEAST: usize;
@@ -161,7 +161,7 @@ pub const fn size_up_to<T>(offset: usize, bytes: usize) -> usize {
 ///
 /// # Safety
 /// `from` is NULL or points to a struct that begins with its true size.
-pub unsafe fn sized<T: Sized1>(from: *const T, mut default: T) -> Result<T, LesStatus> {
+pub unsafe fn sized<T: Versioned>(from: *const T, mut default: T) -> Result<T, LesStatus> {
     if from.is_null() {
         return Err(LES_ERR_NULL);
     }
@@ -182,7 +182,7 @@ pub unsafe fn sized<T: Sized1>(from: *const T, mut default: T) -> Result<T, LesS
 ///
 /// # Safety
 /// `to` is NULL or points to a writable struct that begins with its true size.
-pub unsafe fn put_sized<T: Sized1>(to: *mut T, value: T) -> Result<(), LesStatus> {
+pub unsafe fn put_sized<T: Versioned>(to: *mut T, value: T) -> Result<(), LesStatus> {
     if to.is_null() {
         return Err(LES_ERR_NULL);
     }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     // SAFETY: repr(C), the size first, integers only.
-    unsafe impl Sized1 for Second {
+    unsafe impl Versioned for Second {
         const LEAST: usize = size_up_to::<Self>(offset_of!(Self, a), size_of::<u32>());
     }
 
