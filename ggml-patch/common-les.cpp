@@ -2,6 +2,7 @@
 
 #include "ggml-les.h"
 
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 

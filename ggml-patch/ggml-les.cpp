@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -27,11 +29,14 @@ struct ggml_les_model {
     std::map<std::string, std::string> files; // by option: "stats", written when the model is freed, "trace"
     std::atomic<int>       n_refs { 1 };
     std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
+    std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
     // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
     std::unordered_map<const void *, uint32_t> tensors;
 };
 
 namespace {
+
+const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace" };
 
 // options by the names of their flags without "les-"
 struct les_options {
@@ -53,7 +58,7 @@ struct les_options {
 
     les_options with_environment() const {
         les_options all;
-        for (const char * name : { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace" }) {
+        for (const char * name : option_names) {
             all.values[name] = get(name);
         }
         return all;
@@ -112,9 +117,10 @@ std::string last_error(const ggml_les_model * model) {
     return buf;
 }
 
-void operation_failed(const ggml_les_model * model) {
+// every operation that fails says so, once
+void fail(const std::string & why) {
     any_failed.store(true);
-    GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+    GGML_LOG_ERROR("les: %s\n", why.c_str());
 }
 
 std::string base_name(const std::string & path) {
@@ -173,6 +179,11 @@ void retain(ggml_les_model * model) {
 // options
 
 bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len) {
+    const auto same = [&](const char * other) { return strcmp(name, other) == 0; };
+    if (std::none_of(std::begin(option_names), std::end(option_names), same)) {
+        copy_text(err, err_len, std::string("there is no option called ") + name);
+        return false;
+    }
     les_options options;
     options.values[name] = value;
     const les_params params = options.params();
@@ -289,9 +300,10 @@ int ggml_les_load_find(const char * name) {
     return (int) number;
 }
 
-bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
-    if (!load_model || !tensor->buffer || tensor->buffer->buft != ggml_les_load_buffer_type()) {
-        return false;
+bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset, bool * streams, char * err, size_t err_len) {
+    *streams = load_model && tensor->buffer && tensor->buffer->buft == ggml_les_load_buffer_type();
+    if (!*streams) {
+        return true;
     }
     const int number = ggml_les_load_find(tensor->name);
     les_tensor_info info;
@@ -300,7 +312,8 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset) {
         info.file == (uint32_t) file && info.offset == offset && info.expert_bytes == tensor->nb[2] &&
         info.n_expert == tensor->ne[2] && info.ggml_type == (uint32_t) tensor->type;
     if (!same) {
-        throw std::runtime_error(std::string("les: ") + tensor->name + " is not where the index says; load with --les off");
+        copy_text(err, err_len, std::string(tensor->name) + " is not where the index says; load with --les off");
+        return false;
     }
     load_model->tensors[tensor->data] = number;
     return true;
@@ -314,12 +327,17 @@ void ggml_les_load_buffer(ggml_backend_buffer_t buffer) {
 #ifdef __linux__
     ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(buffer);
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
-    const bool cpu = ggml_backend_buft_is_host(buft) || (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+    // the plain CPU buffer has no device; memory that another device can read (CUDA_Host, Vulkan_Host) is that device's
+    const bool cpu = dev ? ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU : ggml_backend_buft_is_host(buft);
     if (!load_model || load_dry || !cpu || buft == ggml_les_load_buffer_type()) {
         return;
     }
+    void * addr = ggml_backend_buffer_get_base(buffer);
+    if (!addr) {
+        return; // of size 0
+    }
     const uintptr_t page  = sysconf(_SC_PAGESIZE);
-    const uintptr_t base  = (uintptr_t) ggml_backend_buffer_get_base(buffer);
+    const uintptr_t base  = (uintptr_t) addr;
     const uintptr_t first = (base + page - 1)/page*page;
     const uintptr_t last  = (base + ggml_backend_buffer_get_size(buffer))/page*page;
     if (first < last) {
@@ -372,12 +390,12 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
     dst->extra = nullptr;
     const auto tensor = model->tensors.find(src0->data);
     if (tensor == model->tensors.end()) {
-        GGML_LOG_ERROR("les: %s is a part of a tensor that streams, and cannot be used alone; use --les off\n", src0->name);
+        fail(std::string(src0->name) + " is a part of a tensor that streams, and cannot be used alone; use --les off");
         return false;
     }
 
     if (ids->nb[0] != sizeof(int32_t)) {
-        GGML_LOG_ERROR("les: the picks for %s do not follow each other\n", src0->name);
+        fail(std::string("the picks for ") + src0->name + " do not follow each other");
         return false;
     }
 
@@ -400,7 +418,7 @@ bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
 
     les_ticket * ticket = nullptr;
     if (les_ticket_open(model->handle, &op, &ticket) != LES_OK) {
-        operation_failed(model);
+        fail(last_error(model));
     }
     if (ticket && !model->told.test_and_set()) {
         char text[1024] = "";
@@ -431,8 +449,9 @@ int ggml_les_walk_next(struct ggml_les_walk * walk) {
     const int status = les_ticket_next((les_ticket *) walk->ticket, walk->position++, &expert, &data);
     if (status != LES_OK) {
         walk->failed = status != LES_END;
-        if (walk->failed) {
-            operation_failed(((const ggml_les_buffer *) walk->src0.buffer->context)->model);
+        ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
+        if (walk->failed && model->failed.exchange(walk->ticket) != walk->ticket) {
+            fail(last_error(model));
         }
         walk->ticket = nullptr; // this thread has left
         return -1;

@@ -13,9 +13,8 @@ extern "C" {
 // options: hold for the models that are loaded from now on. A program that sets none gets the environment's
 // (LLAMA_ARG_LES, LLAMA_ARG_LES_CACHE, ...). While a model streams, the next ones are given what memory is left
 
-// set one option by the name of its flag without "les-": "mode", "cache", "io", "io-depth", "lookahead",
-// "stats", "trace"
-// returns false and fills err when the value makes no sense
+// set one option by the name of its flag without "les-": "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace"
+// returns false and fills err when there is no such option, or the value makes no sense
 GGML_API bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len);
 
 // reports
@@ -47,9 +46,10 @@ GGML_API void ggml_les_load_end(void);
 GGML_API bool ggml_les_loading(void);
 // the number of a tensor of the model that this thread is loading, or -1 when it does not stream
 GGML_API int ggml_les_load_find(const char * name);
-// true when the tensor streams: the loader must not load it. Aborts the load by an exception when file and offset are
-// not what the index says
-GGML_API bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset);
+// streams: the loader must not load the tensor
+// returns false and fills err when file and offset are not what the index says
+GGML_API bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset,
+                                 bool * streams, char * err, size_t err_len);
 // the buffer type of tensors that stream; NULL when the CPU backend has none, or this thread loads no model that streams
 GGML_API ggml_backend_buffer_type_t ggml_les_load_buffer_type(void);
 
@@ -98,16 +98,16 @@ GGML_API bool ggml_les_walk_end(struct ggml_les_walk * walk);
 #include <string>
 #include <vector>
 
-// one load of a model on this thread
+// one load of a model on this thread; failures are exceptions
 struct ggml_les_load {
-    ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc) {
+    // once the other constructor has run there is an object, whose destructor runs whatever is thrown
+    ggml_les_load(const std::string & fname, const std::vector<std::string> & splits, bool no_alloc) : ggml_les_load() {
         std::vector<const char *> paths;
         for (const auto & split : splits) {
             paths.push_back(split.c_str());
         }
         char err[1024] = "";
         if (!ggml_les_load_begin(fname.c_str(), paths.data(), paths.size(), no_alloc, &streams, err, sizeof(err))) {
-            ggml_les_load_end();
             throw std::runtime_error(std::string("les: ") + err);
         }
     }
@@ -118,6 +118,19 @@ struct ggml_les_load {
     ggml_les_load(const ggml_les_load &) = delete;
     ggml_les_load & operator=(const ggml_les_load &) = delete;
 
+    // whether the tensor, which lies there, streams: the loader must not load it
+    static bool bind(struct ggml_tensor * tensor, int file, size_t offset) {
+        bool streams  = false;
+        char err[256] = "";
+        if (!ggml_les_load_bind(tensor, file, offset, &streams, err, sizeof(err))) {
+            throw std::runtime_error(std::string("les: ") + err);
+        }
+        return streams;
+    }
+
     bool streams = false;
+
+private:
+    ggml_les_load() = default;
 };
 #endif

@@ -24,24 +24,6 @@ struct les_ticket;
 // What an exported function answers: 0 for success, 1 for the end of a walk, negative for errors.
 typedef int32_t les_status;
 
-// What a user may choose. Fill it with `les_params_default`, then change what matters.
-struct les_params {
-  // `sizeof(struct les_params)`.
-  size_t struct_size;
-  // "off", "auto" or "on"; NULL: "auto".
-  const char *mode;
-  // Memory for experts: "1500" (MiB), "3G", "512K", "40%" (of the experts), "min", "auto"; NULL: "auto".
-  const char *cache;
-  // "auto", "uring" or "pread"; NULL: "auto".
-  const char *io;
-  // The most reads in flight, as a number; NULL or "0": the default.
-  const char *io_depth;
-  // Layers to look ahead, as a number, 0: none; NULL or "auto": the default.
-  const char *lookahead;
-  // A file for the routing trace; NULL: none.
-  const char *trace;
-};
-
 // What is known of a model when it is open.
 struct les_model_info {
   // `sizeof(struct les_model_info)`.
@@ -82,11 +64,29 @@ struct les_tensor_info {
   char name[64];
 };
 
+// What a user may choose. Fill it with `les_params_default`, then change what matters.
+struct les_params {
+  // `sizeof(struct les_params)`.
+  size_t struct_size;
+  // "off", "auto" or "on"; NULL: "auto".
+  const char *mode;
+  // Memory for experts: "1500" (MiB), "3G", "512K", "40%" (of the experts), "min", "auto"; NULL: "auto".
+  const char *cache;
+  // "auto", "uring" or "pread"; NULL: "auto".
+  const char *io;
+  // The most reads in flight, as a number; NULL or "0": the default.
+  const char *io_depth;
+  // Layers to look ahead, as a number, 0: none; NULL or "auto": the default.
+  const char *lookahead;
+  // A file for the routing trace; NULL: none.
+  const char *trace;
+};
+
 // The counters of one phase.
 struct les_phase {
-  // Tokens that passed the first expert layer.
+  // Tokens that passed the first tensor of experts that streams.
   uint64_t tokens;
-  // Experts asked for.
+  // Experts asked for, each once per operation with the first matrix of its layer.
   uint64_t requests;
   // Of these, in memory when asked for.
   uint64_t hits;
@@ -106,11 +106,11 @@ struct les_stats {
   struct les_phase prompt;
   // Bytes of all slots.
   uint64_t cache_bytes;
-  // Experts evicted.
+  // Matrices of experts evicted.
   uint64_t evictions;
   // Reads that failed.
   uint64_t read_errors;
-  // Nanoseconds from one generated token to the next, summed over `decode_steps`.
+  // Nanoseconds from one generated token to the next, summed over `decode_steps`: all but the longest.
   uint64_t decode_ns;
   // See `decode_ns`.
   uint64_t decode_steps;
@@ -206,11 +206,6 @@ uint32_t les_abi_version(void);
 // The library's version, such as "0.1.0", valid forever. Any thread.
 const char *les_version(void);
 
-// Fills `params` with the defaults and its own size. Any thread.
-//
-// `params` is NULL or valid for writing a `struct les_params`.
-les_status les_params_default(struct les_params *params);
-
 // Opens the model whose first (or only) shard is at `path`; reads headers only. On success `*out` is a handle for
 // `les_model_free`. On failure `err`, if there is room, tells why. Any thread.
 //
@@ -252,13 +247,6 @@ les_status les_model_tensor(const struct les_model *handle,
                             uint32_t tensor,
                             struct les_tensor_info *info);
 
-// Whether `params` make sense for any model. If not, `err`, if there is room, tells why. Any thread.
-//
-// `params` is NULL or begins with its size and holds NULL or strings, `err` is NULL or writable for `err_len` bytes.
-les_status les_params_check(const struct les_params *params,
-                            char *err,
-                            size_t err_len);
-
 // Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
 // the memory that they will take (the least, when that depends on what is left later), `message` one line for the user
 // (empty for a model without routed experts). The choice holds for everything after it. Takes no memory yet. On
@@ -280,6 +268,18 @@ les_status les_model_start(const struct les_model *handle, char *err, size_t err
 
 // Drops what the page cache holds of the model's files: call it when all other weights are loaded. Any thread.
 les_status les_model_forget_cached(const struct les_model *handle);
+
+// Fills `params` with the defaults and its own size. Any thread.
+//
+// `params` is NULL or valid for writing a `struct les_params`.
+les_status les_params_default(struct les_params *params);
+
+// Whether `params` make sense for any model. If not, `err`, if there is room, tells why. Any thread.
+//
+// `params` is NULL or begins with its size and holds NULL or strings, `err` is NULL or writable for `err_len` bytes.
+les_status les_params_check(const struct les_params *params,
+                            char *err,
+                            size_t err_len);
 
 // What the user should know of how the files are read, in one line; empty when all is as it should be. Any thread.
 //

@@ -1,6 +1,7 @@
 //! A model that streams: its index, the user's choices, and the streamer, started when it is first needed.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,34 @@ impl FileGuard for Files {
     }
 }
 
+/// What of the machine's memory all models together will still take before they have an arena.
+static PROMISED: AtomicU64 = AtomicU64::new(0);
+
+/// Memory that a model will take when it starts: others' automatic caches leave it alone.
+#[derive(Debug, Default)]
+struct Promise(u64);
+
+impl Promise {
+    fn new(bytes: u64) -> Self {
+        PROMISED.fetch_add(bytes, Ordering::Relaxed);
+        Self(bytes)
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        PROMISED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// What was chosen.
+#[derive(Debug, Default)]
+struct Choice {
+    options: Options,
+    fault: Option<FaultPlan>,
+    promise: Promise,
+}
+
 /// What was decided about a model, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
@@ -44,11 +73,12 @@ pub struct Decision {
 pub struct Model {
     index: Arc<Index>,
     files: Arc<Files>,
-    options: Mutex<(Options, Option<FaultPlan>)>,
+    /// How a budget will be cut.
+    layout: Plan,
+    choice: Mutex<Choice>,
     streamer: OnceLock<Arc<Streamer>>,
     lookahead: OnceLock<Mutex<Lookahead>>,
     engine_notice: OnceLock<String>,
-    starting: Mutex<()>,
     last_error: Mutex<String>,
 }
 
@@ -72,13 +102,13 @@ impl Model {
     fn with_index(index: Index) -> Result<Self> {
         let files = Files::open(&index.files, true)?;
         Ok(Self {
+            layout: Plan::layout(&index, files.align() as u64)?,
             index: Arc::new(index),
             files: Arc::new(files),
-            options: Mutex::default(),
+            choice: Mutex::default(),
             streamer: OnceLock::new(),
             lookahead: OnceLock::new(),
             engine_notice: OnceLock::new(),
-            starting: Mutex::new(()),
             last_error: Mutex::new(String::new()),
         })
     }
@@ -90,7 +120,7 @@ impl Model {
 
     /// The smallest and the largest useful cache, in bytes.
     pub fn cache_bounds(&self) -> (u64, u64) {
-        Plan::bounds(&self.index, self.files.align() as u64)
+        (self.layout.floor_bytes(), self.layout.all_bytes())
     }
 
     /// Decides whether the experts stream, and checks the size of the cache if one was given.
@@ -98,10 +128,8 @@ impl Model {
     /// # Errors
     /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] when the model streams already.
     pub fn decide(&self, options: &Options) -> Result<Decision> {
-        if self.streamer.get().is_some() {
-            return Err(Error::Invalid("the model streams already: its options can no longer change".into()));
-        }
-        self.decide_given(options, available())
+        let own = self.choice.lock().promise.0;
+        self.decide_given(options, available(own))
     }
 
     /// As [`Model::decide`], with so many bytes of memory available; `None`: nobody knows.
@@ -109,6 +137,19 @@ impl Model {
     /// # Errors
     /// As [`Model::decide`].
     pub fn decide_given(&self, options: &Options, available: Option<u64>) -> Result<Decision> {
+        let choice = &mut *self.choice.lock();
+        if self.streamer.get().is_some() {
+            return Err(Error::Invalid("the model streams already: its options can no longer change".into()));
+        }
+        let decision = self.consider(options, available)?;
+        if decision.streams {
+            (choice.options, choice.fault) = (options.clone(), fault_plan()?);
+        }
+        choice.promise = Promise::new(decision.cache_bytes);
+        Ok(decision)
+    }
+
+    fn consider(&self, options: &Options, available: Option<u64>) -> Result<Decision> {
         let (floor, all) = self.cache_bounds();
         let off = |message: String| Ok(Decision { streams: false, cache_bytes: 0, message });
         if all == 0 {
@@ -135,7 +176,6 @@ impl Model {
         if options.mode == Mode::Auto && budget == all {
             return off(format!("the experts ({experts}) fit in the cache and do not stream; --les on makes them"));
         }
-        *self.options.lock() = (options.clone(), fault_plan()?);
         let (how, cache_bytes) = match options.cache {
             CacheSize::Auto => (format!("what memory is left, about {}", Size(budget)), floor),
             _ => (format!("{}", Size(budget)), budget),
@@ -160,10 +200,11 @@ impl Model {
             CacheSize::Bytes(bytes) => bytes,
             CacheSize::Part(part) => (all as f64 * part) as u64,
             // a machine that has less than the floor gets the floor: there is no less that works
-            CacheSize::Auto => available.map_or(floor * 2, |a| a.saturating_sub(reserve(a))).clamp(floor, all),
+            CacheSize::Auto => {
+                available.map_or(floor.saturating_mul(2), |a| a.saturating_sub(reserve(a))).clamp(floor, all)
+            }
         };
-        // checks the floor
-        Plan::new(&self.index, self.files.align() as u64, budget).map(|_| budget)
+        self.layout.check(budget).map(|()| budget)
     }
 
     /// Starts streaming: takes the memory and the I/O engine. Called by the first operation if nobody did before: then
@@ -175,28 +216,28 @@ impl Model {
         if let Some(streamer) = self.streamer.get() {
             return Ok(streamer);
         }
-        let _one = self.starting.lock();
+        // one thread starts it
+        let choice = &mut *self.choice.lock();
         if let Some(streamer) = self.streamer.get() {
             return Ok(streamer);
         }
-        let (options, fault) = self.options.lock().clone();
-        let lookahead = Lookahead::new(
-            &self.index,
-            options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH),
-            options.trace.as_deref(),
-        )?;
+        let Choice { options, fault, promise } = choice;
+        let depth = options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH);
+        let lookahead = Lookahead::new(&self.index, depth, options.trace.as_deref())?;
         self.lookahead.get_or_init(|| Mutex::new(lookahead));
-        let budget = self.budget(options.cache, available())?;
-        let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
+        let budget = self.budget(options.cache, available(promise.0))?;
+        let plan = self.layout.cut(budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
         let depth = if options.io_depth == 0 { DEFAULT_DEPTH } else { options.io_depth };
-        let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault)?;
+        let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault.clone())?;
         if let Some(notice) = opened.notice {
             self.engine_notice.get_or_init(|| notice);
         }
         let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
         let store = Store::new(plan, policy);
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
+        // its arena has taken over
+        *promise = Promise::default();
         Ok(self.streamer.get_or_init(|| Arc::new(streamer)))
     }
 
@@ -259,9 +300,10 @@ impl Model {
     }
 }
 
-/// What is available, less what other models' caches will still take.
-fn available() -> Option<u64> {
-    memory::available().map(|a| a.saturating_sub(Arena::promised()))
+/// What is available, less what other models' caches will still take. `own`: what was promised to the one that asks.
+fn available(own: u64) -> Option<u64> {
+    let promised = PROMISED.load(Ordering::Relaxed).saturating_sub(own).saturating_add(Arena::promised());
+    memory::available().map(|a| a.saturating_sub(promised))
 }
 
 fn reserve(available: u64) -> u64 {

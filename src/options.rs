@@ -63,17 +63,12 @@ impl FromStr for CacheSize {
             "min" => return Ok(Self::Min),
             _ => {}
         }
-        let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-        let number: f64 = text[..split].parse().map_err(|_| wrong())?;
-        let unit = match &text[split..] {
-            "%" if number <= 100.0 => return Ok(Self::Part(number / 100.0)),
-            "K" | "k" | "KiB" => 10,
-            "" | "M" | "m" | "MiB" => 20,
-            "G" | "g" | "GiB" => 30,
-            _ => return Err(wrong()),
-        };
-        let bytes = number * (1u64 << unit) as f64;
-        if bytes < (1u64 << 60) as f64 { Ok(Self::Bytes(bytes as u64)) } else { Err(wrong()) }
+        let part = |percent: &str| positive(percent).filter(|n| *n <= 100.0).map(|n| Self::Part(n / 100.0));
+        match text.strip_suffix('%') {
+            Some(percent) => part(percent),
+            None => parse_bytes(text, "M").map(Self::Bytes),
+        }
+        .ok_or_else(wrong)
     }
 }
 
@@ -87,6 +82,26 @@ pub fn parse_lookahead(text: &str) -> Result<Option<usize>> {
         Ok(depth) if depth <= MAX_DEPTH => Ok(Some(depth)),
         _ => Err(Error::Invalid(format!("--les-lookahead takes auto or a number up to {MAX_DEPTH}, not {text:?}"))),
     }
+}
+
+/// Reads a size such as `1500M`, `3G`, `2.5GiB` or `512K`, in bytes. A number alone is of `unit`; of `""`: of bytes.
+pub fn parse_bytes(text: &str, unit: &str) -> Option<u64> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(split);
+    let shift = match if suffix.is_empty() { unit } else { suffix } {
+        "" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "m" | "MiB" => 20,
+        "G" | "g" | "GiB" => 30,
+        _ => return None,
+    };
+    let bytes = positive(number)? * (1u64 << shift) as f64;
+    (bytes < (1u64 << 60) as f64).then_some(bytes as u64)
+}
+
+/// A number of digits, and a point at the most.
+fn positive(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|_| text.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
 /// All of it.
@@ -106,17 +121,20 @@ pub struct Options {
     pub trace: Option<PathBuf>,
 }
 
-/// A size for people: `512 KiB`, `1.50 GiB`.
+/// A size for people: `512 KiB`, `1.50 GiB`; with a precision, such as `{:.2}`, so many decimals; with a width, such as
+/// `{:12}`, at the right.
 pub struct Size(pub u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0 as f64;
-        match self.0 {
-            0..0x10_0000 => write!(f, "{:.0} KiB", bytes / f64::from(1 << 10)),
-            0x10_0000..0x4000_0000 => write!(f, "{:.0} MiB", bytes / f64::from(1 << 20)),
-            _ => write!(f, "{:.2} GiB", bytes / f64::from(1 << 30)),
-        }
+        let (shift, unit, decimals) = match self.0 {
+            0..0x10_0000 => (10, "KiB", 0),
+            0x10_0000..0x4000_0000 => (20, "MiB", 0),
+            _ => (30, "GiB", 2),
+        };
+        let decimals = f.precision().unwrap_or(decimals);
+        let text = format!("{:.decimals$} {unit}", self.0 as f64 / (1u64 << shift) as f64);
+        write!(f, "{text:>width$}", width = f.width().unwrap_or(0))
     }
 }
 
@@ -134,7 +152,7 @@ mod tests {
         assert_eq!(read("40%"), CacheSize::Part(0.4));
         assert_eq!(read("min"), CacheSize::Min);
         assert_eq!(read("auto"), CacheSize::Auto);
-        for bad in ["-1", "3T", "101%", "x", "1..2", "%", "1e30", "99999999999999999999G", "3 G"] {
+        for bad in ["-1", "3T", "101%", "x", "1..2", "%", "+1%", "1e1%", "1e30", "99999999999999999999G", "3 G"] {
             assert!(bad.parse::<CacheSize>().is_err(), "{bad}");
         }
     }
@@ -144,5 +162,16 @@ mod tests {
         assert_eq!(Size(96 << 10).to_string(), "96 KiB");
         assert_eq!(Size(3 << 20).to_string(), "3 MiB");
         assert_eq!(Size(3 << 29).to_string(), "1.50 GiB");
+        assert_eq!(format!("{:12.2}|{:.1}|", Size(2176), Size(3 << 29)), "    2.12 KiB|1.5 GiB|");
+    }
+
+    #[test]
+    fn sizes_of_other_units_are_read() {
+        assert_eq!(parse_bytes("589824", ""), Some(589_824));
+        assert_eq!(parse_bytes("576K", ""), Some(576 << 10));
+        assert_eq!(parse_bytes("1.5", "M"), Some(1536 << 10));
+        for bad in ["", "K", "-1", "+1", "1e3", "inf", "1 K", "1.2.3", "1B", "1%"] {
+            assert_eq!(parse_bytes(bad, ""), None, "{bad}");
+        }
     }
 }

@@ -11,9 +11,9 @@ use crate::store::Plan;
 /// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Phase {
-    /// Tokens that passed the first expert layer.
+    /// Tokens that passed the first tensor of experts that streams.
     pub tokens: u64,
-    /// Matrices of experts asked for, each once per operation.
+    /// Experts asked for, each once per operation with the first matrix of its layer: those that follow are not judged.
     pub requests: u64,
     /// Of these, in memory when asked for.
     pub hits: u64,
@@ -64,7 +64,7 @@ pub struct Stats {
     pub decode: Phase,
     /// Several tokens at once.
     pub prompt: Phase,
-    /// Experts evicted.
+    /// Matrices of experts evicted.
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
@@ -88,8 +88,10 @@ pub struct Stats {
     pub peak_rss_bytes: u64,
     /// Per layer.
     pub layers: Vec<LayerStats>,
+    /// The tensor whose operations are counted as steps: the first of all that were used. Those before it do not stream:
+    /// they are on another device.
     #[serde(skip)]
-    first_tensor_layer: u32,
+    step_tensor: Option<usize>,
     #[serde(skip)]
     layer_slot: Vec<usize>,
     #[serde(skip)]
@@ -114,13 +116,12 @@ impl Stats {
                 layers.push(LayerStats { layer: t.layer, ..Default::default() });
             }
         }
-        let (floor_bytes, _) = Plan::bounds(index, plan.align);
         Self {
             engine: "",
             io_depth: 0,
             cache_bytes: plan.bytes(),
             expert_bytes: index.expert_bytes(),
-            floor_bytes,
+            floor_bytes: plan.floor_bytes(),
             decode: Phase::default(),
             prompt: Phase::default(),
             evictions: 0,
@@ -134,7 +135,7 @@ impl Stats {
             decode_ns: 0,
             decode_steps: 0,
             peak_rss_bytes: 0,
-            first_tensor_layer: layers.first().map_or(0, |l| l.layer),
+            step_tensor: None,
             layers,
             layer_slot,
             in_decode: false,
@@ -147,7 +148,9 @@ impl Stats {
     /// An operation asked for `distinct` experts of `tensor`; of these `[late, missed]` were not in memory.
     pub fn operation(&mut self, tensor: usize, layer: u32, rows: usize, distinct: usize, absent: [usize; 2]) {
         self.in_decode = rows == 1;
-        if self.leads[tensor] && layer == self.first_tensor_layer {
+        // a smaller one takes over without being counted: the one before has counted this pass
+        let first = self.step_tensor.is_none_or(|step| tensor <= step);
+        if first && self.step_tensor.replace(tensor).is_none_or(|step| step == tensor) {
             self.step(rows);
         }
         let [late, missed] = absent.map(|n| n as u64);
@@ -225,5 +228,59 @@ impl Stats {
     fn layer(&mut self, layer: u32) -> &mut LayerStats {
         let slot = self.layer_slot[layer as usize];
         &mut self.layers[slot]
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::store::testing::index;
+
+    /// Two layers; in each a second set of experts is picked apart from the first, as in GroveMoE.
+    fn stats() -> Stats {
+        let mut index = index(4, 8, 2, &[512, 512, 512]);
+        for (i, t) in index.tensors.iter_mut().enumerate() {
+            (t.layer, t.group) = (i as u32 / 6, i as u32 / 3 % 2);
+        }
+        Stats::new(&index, &Plan::new(&index, 512, u64::MAX).unwrap())
+    }
+
+    /// One pass over the model: the operations of these tensors, in this order.
+    fn pass(stats: &mut Stats, rows: usize, tensors: impl IntoIterator<Item = usize>) {
+        for tensor in tensors {
+            stats.operation(tensor, tensor as u32 / 6, rows, 2, [0, 0]);
+        }
+    }
+
+    #[test]
+    fn a_pass_is_one_step_however_many_groups_a_layer_has() {
+        let mut stats = stats();
+        pass(&mut stats, 5, 0..12);
+        for _ in 0..4 {
+            pass(&mut stats, 1, 0..12);
+        }
+        assert_eq!((stats.prompt.tokens, stats.decode.tokens), (5, 4));
+        // the first has none before it, and of the others the longest is left out
+        assert!(stats.decode_steps <= 2, "{}", stats.decode_steps);
+        assert_eq!(stats.decode.requests, 4 * 4 * 2);
+    }
+
+    #[test]
+    fn tokens_are_counted_where_the_first_layers_do_not_stream() {
+        let mut stats = stats();
+        for _ in 0..3 {
+            pass(&mut stats, 1, 6..12);
+        }
+        assert_eq!(stats.decode.tokens, 3);
+    }
+
+    #[test]
+    fn the_order_within_a_layer_does_not_matter() {
+        let mut stats = stats();
+        for _ in 0..3 {
+            pass(&mut stats, 1, [3, 4, 5, 1, 0, 2, 6, 7, 8]);
+        }
+        assert_eq!(stats.decode.tokens, 3);
     }
 }

@@ -467,3 +467,19 @@ proptest! {
         let _ = parse(&bytes).and_then(|header| Index::from_headers(vec![header]));
     }
 }
+
+#[test]
+fn more_layers_or_experts_than_llama_cpp_takes_are_refused() {
+    let model = |layer: u32, experts: u64| {
+        Gguf::new().text("general.architecture", "qwen3moe").u32("qwen3moe.expert_used_count", 1).tensor(
+            &format!("blk.{layer}.ffn_up_exps.weight"),
+            0,
+            &[1, 1, experts],
+            4 * experts,
+        )
+    };
+    assert_eq!(index(&model(511, 1024)).unwrap().n_expert(), 1024);
+    assert_fails(&model(512, 1), &["blk.512.ffn_up_exps.weight", "layer 512", "512 layers"]);
+    assert_fails(&model(u32::MAX, 1), &["layer 4294967295"]);
+    assert_fails(&model(0, 1025), &["blk.0.ffn_up_exps.weight", "1025 experts", "1024"]);
+}

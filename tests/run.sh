@@ -123,6 +123,7 @@ step shuttle cargo test --locked --features shuttle --lib sched
 step doc doc
 step ascii ascii
 step patch sh tests/patch.sh
+step bench python3 -m unittest discover -v -s tests/bench
 step build build
 step quickstart quickstart
 step others others

@@ -142,20 +142,26 @@ pub unsafe fn put_text(buf: *mut c_char, len: usize, text: &str) {
     unsafe { end.write(0) };
 }
 
-/// A struct that C passes by pointer and that may grow: it starts with its own size.
+/// A struct that C passes by pointer and that may grow at its end: it starts with its own size.
 ///
 /// # Safety
 /// `#[repr(C)]`, first field `struct_size: usize`, and any bytes are a valid value.
-pub unsafe trait Sized1 {
-    /// The size of the first version.
+pub unsafe trait Versioned {
+    /// The size of the first version. Never changes: what a caller says that was compiled with that version. A field that
+    /// is added later must not lie in the padding at its end.
     const LEAST: usize;
+}
+
+/// The size of a struct `T` whose last field, of `bytes` bytes, is at `offset`.
+pub const fn size_up_to<T>(offset: usize, bytes: usize) -> usize {
+    (offset + bytes).next_multiple_of(align_of::<T>())
 }
 
 /// Reads the struct at `from`, whatever version the caller was compiled with: what it lacks keeps `default`'s value.
 ///
 /// # Safety
 /// `from` is NULL or points to a struct that begins with its true size.
-pub unsafe fn sized<T: Sized1>(from: *const T, mut default: T) -> Result<T, LesStatus> {
+pub unsafe fn sized<T: Versioned>(from: *const T, mut default: T) -> Result<T, LesStatus> {
     if from.is_null() {
         return Err(LES_ERR_NULL);
     }
@@ -176,7 +182,7 @@ pub unsafe fn sized<T: Sized1>(from: *const T, mut default: T) -> Result<T, LesS
 ///
 /// # Safety
 /// `to` is NULL or points to a writable struct that begins with its true size.
-pub unsafe fn put_sized<T: Sized1>(to: *mut T, value: T) -> Result<(), LesStatus> {
+pub unsafe fn put_sized<T: Versioned>(to: *mut T, value: T) -> Result<(), LesStatus> {
     if to.is_null() {
         return Err(LES_ERR_NULL);
     }
@@ -199,4 +205,81 @@ pub unsafe fn put_sized<T: Sized1>(to: *mut T, value: T) -> Result<(), LesStatus
 /// Turns "it worked" into a status.
 pub fn ok<E>(result: Result<(), E>) -> Result<LesStatus, E> {
     result.map(|()| LES_OK)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct First {
+        struct_size: usize,
+        a: u32,
+        padding: u32,
+    }
+
+    /// What the library knows.
+    #[repr(C)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Second {
+        struct_size: usize,
+        a: u32,
+        padding: u32,
+        b: u64,
+    }
+
+    #[repr(C)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Third {
+        struct_size: usize,
+        a: u32,
+        padding: u32,
+        b: u64,
+        c: u64,
+    }
+
+    // SAFETY: repr(C), the size first, integers only.
+    unsafe impl Versioned for Second {
+        const LEAST: usize = size_up_to::<Self>(offset_of!(Self, a), size_of::<u32>());
+    }
+
+    const NONE: Second = Second { struct_size: size_of::<Second>(), a: 1, padding: 0, b: 2 };
+
+    fn read<T>(from: &T) -> Result<Second, LesStatus> {
+        // SAFETY: all versions begin with their size, which is set.
+        unsafe { sized(std::ptr::from_ref(from).cast(), NONE) }
+    }
+
+    fn write<T>(to: &mut T) -> Result<(), LesStatus> {
+        // SAFETY: all versions begin with their size, which is set.
+        unsafe { put_sized(std::ptr::from_mut(to).cast(), Second { struct_size: 4711, a: 10, padding: 0, b: 11 }) }
+    }
+
+    #[test]
+    fn callers_of_every_version_are_understood() {
+        let first = First { struct_size: size_of::<First>(), a: 3, padding: 0 };
+        assert_eq!(read(&first).map(|s| (s.a, s.b)), Ok((3, 2)), "what it lacks keeps its default");
+        let third = Third { struct_size: size_of::<Third>(), a: 3, padding: 0, b: 4, c: 5 };
+        assert_eq!(read(&third).map(|s| (s.a, s.b)), Ok((3, 4)));
+        for struct_size in [0, size_of::<First>() - 1, usize::MAX] {
+            assert_eq!(read(&Third { struct_size, ..third }), Err(LES_ERR_STRUCT_SIZE));
+        }
+    }
+
+    #[test]
+    fn callers_of_every_version_get_what_they_know() {
+        let mut first = [First { struct_size: size_of::<First>(), a: 3, padding: 0 }; 2];
+        write(&mut first).unwrap();
+        assert_eq!(first[0], First { struct_size: size_of::<First>(), a: 10, padding: 0 });
+        assert_eq!(first[1], First { struct_size: size_of::<First>(), a: 3, padding: 0 }, "written past its end");
+        let mut third = Third { struct_size: size_of::<Third>(), a: 3, padding: 0, b: 4, c: 5 };
+        write(&mut third).unwrap();
+        assert_eq!(third, Third { struct_size: size_of::<Third>(), a: 10, padding: 0, b: 11, c: 5 });
+        let mut small = Third { struct_size: size_of::<First>() - 1, ..third };
+        assert_eq!(write(&mut small), Err(LES_ERR_STRUCT_SIZE));
+    }
 }

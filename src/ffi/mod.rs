@@ -5,12 +5,16 @@
 mod guard;
 mod handle;
 mod model;
+mod params;
+mod report;
 mod status;
 mod ticket;
 
 use std::ffi::c_char;
 
 pub use model::*;
+pub use params::*;
+pub use report::*;
 pub use status::*;
 pub use ticket::*;
 

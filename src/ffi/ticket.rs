@@ -1,13 +1,14 @@
 //! Tickets: the experts of one operation.
 
 use std::ffi::c_void;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use crate::error::Error;
 use crate::model::Model;
 use crate::sched::{Request, Step, Ticket};
 
-use super::guard::{Sized1, guard, ok, put, sized};
+use super::guard::{Versioned, guard, ok, put, size_up_to, sized};
 use super::handle::Handles;
 use super::model::{LesModel, model};
 use super::status::{LES_END, LES_ERR_HANDLE, LES_ERR_NULL, LES_OK, LesStatus};
@@ -55,8 +56,8 @@ pub struct LesOp {
 
 // SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
 // vouches for what they point to).
-unsafe impl Sized1 for LesOp {
-    const LEAST: usize = size_of::<Self>();
+unsafe impl Versioned for LesOp {
+    const LEAST: usize = size_up_to::<Self>(offset_of!(Self, n_walkers), size_of::<u32>());
 }
 
 const NO_OP: LesOp = LesOp {

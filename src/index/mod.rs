@@ -18,6 +18,10 @@ pub use types::GgmlType;
 
 use crate::error::Result;
 
+/// llama.cpp's bounds (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS): it loads no model that has more.
+const MAX_LAYERS: u32 = 512;
+const MAX_EXPERTS: u64 = 1024;
+
 /// Which of an expert's matrices a tensor holds, in the order of use within a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
@@ -83,13 +87,18 @@ impl ExpertTensor {
             return Ok(None);
         };
         let [_, _, n_expert, rest] = tensor.ne;
-        if tensor.bytes == 0 || rest != 1 || n_expert > u64::from(u32::MAX) {
-            let why = format!(
-                "tensor {:?}: dimensions {:?} are not those of experts (columns, rows, experts); \
-                 convert the model again",
-                tensor.name, tensor.ne
-            );
-            return Err(header.fail(tensor.offset, why));
+        let wrong = if tensor.bytes == 0 || rest != 1 {
+            let why = "are not those of experts (columns, rows, experts); convert the model again";
+            Some(format!("dimensions {:?} {why}", tensor.ne))
+        } else if n_expert > MAX_EXPERTS {
+            Some(format!("it has {n_expert} experts, where llama.cpp takes up to {MAX_EXPERTS}"))
+        } else if layer >= MAX_LAYERS {
+            Some(format!("it is of layer {layer}, where llama.cpp takes up to {MAX_LAYERS} layers"))
+        } else {
+            None
+        };
+        if let Some(why) = wrong {
+            return Err(header.fail(tensor.offset, format!("tensor {:?}: {why}", tensor.name)));
         }
         Ok(Some(Self {
             name: tensor.name.clone(),

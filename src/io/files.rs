@@ -16,24 +16,17 @@ const LEAST_ALIGN: usize = 512;
 const USUAL_ALIGN: usize = 4096;
 
 /// What a file looked like when it was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
-    /// Its size, in bytes.
-    pub size: u64,
+#[derive(Debug, Clone, Copy)]
+struct Stamp {
+    size: u64,
     /// When its content last changed; `None` where the system does not tell.
-    pub modified: Option<SystemTime>,
-    /// Its inode; 0 where there is no such thing.
-    pub inode: u64,
+    modified: Option<SystemTime>,
 }
 
 impl Stamp {
     fn of(file: &File) -> io::Result<Self> {
         let meta = file.metadata()?;
-        #[cfg(unix)]
-        let inode = std::os::unix::fs::MetadataExt::ino(&meta);
-        #[cfg(not(unix))]
-        let inode = 0;
-        Ok(Self { size: meta.len(), modified: meta.modified().ok(), inode })
+        Ok(Self { size: meta.len(), modified: meta.modified().ok() })
     }
 }
 
@@ -97,11 +90,6 @@ impl Files {
     pub fn notice(&self) -> Option<String> {
         let all: Vec<_> = self.buffered().map(|(path, why)| format!("{} ({why})", path.display())).collect();
         (!all.is_empty()).then(|| format!("read through the page cache: {}", all.join(", ")))
-    }
-
-    /// What the file looked like when it was opened; `None` for a file that does not exist.
-    pub fn stamp(&self, file: u32) -> Option<Stamp> {
-        self.get(file).map(|open| open.stamp)
     }
 
     /// Whether the file is still what it was when it was opened, at the cost of one system call.

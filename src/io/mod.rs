@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use fault::{FaultEngine, FaultPlan};
-pub use files::{Files, Stamp};
+pub use files::Files;
 
 use crate::error::{Error, Result};
 use crate::store::Arena;

@@ -69,27 +69,107 @@ pub fn extent(offset: u64, bytes: u64, align: u64) -> Extent {
 }
 
 impl Plan {
-    /// The smallest and the largest budget that make sense for `index`, in bytes: one token's experts, and all.
-    pub fn bounds(index: &Index, align: u64) -> (u64, u64) {
-        let plan = Self::classes_of(index, align);
-        let sum = |n: fn(&Class) -> u32| plan.classes.iter().map(|c| c.slot_bytes * u64::from(n(c))).sum();
-        (sum(|c| c.floor), sum(|c| c.blocks))
+    /// What `index` needs, before there is a budget: no class has slots yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is more of it than can be counted.
+    pub fn layout(index: &Index, align: u64) -> Result<Self> {
+        let too_much = || Error::Invalid("the model has more experts than can be counted".into());
+        let mut slot_bytes = Vec::with_capacity(index.tensors.len());
+        for t in &index.tensors {
+            // no extent below reaches past this
+            let end = t.expert_bytes.checked_mul(t.ne[2]).and_then(|bytes| bytes.checked_add(t.offset));
+            end.and_then(|end| end.checked_next_multiple_of(align)).ok_or_else(too_much)?;
+            let of = |e: u64| extent(t.offset + e * t.expert_bytes, t.expert_bytes, align).len;
+            // where experts begin within an aligned block repeats after so many
+            slot_bytes.push((0..t.ne[2].min(align)).map(of).max().unwrap_or(align));
+        }
+        let mut sizes = slot_bytes.clone();
+        sizes.sort_unstable();
+        sizes.dedup();
+        // from the largest down: a class takes every size that wastes little in its slots
+        let mut classes: Vec<Class> = Vec::new();
+        for &size in sizes.iter().rev() {
+            if classes.last().is_none_or(|c| (size as f64) < CLASS_RATIO * c.slot_bytes as f64) {
+                classes.push(Class { slot_bytes: size, slots: 0, blocks: 0, offset: 0, first_slot: 0, floor: 0 });
+            }
+        }
+        classes.reverse();
+        let (mut n_blocks, mut all) = (0_u32, 0_u64);
+        let mut tensors = Vec::with_capacity(index.tensors.len());
+        for (t, bytes) in index.tensors.iter().zip(slot_bytes) {
+            let class = classes.partition_point(|c| c.slot_bytes < bytes);
+            tensors.push(TensorPlan { first_block: n_blocks, class });
+            // no class has more blocks, or a larger floor, than there are blocks
+            n_blocks = n_blocks.checked_add(t.n_expert()).ok_or_else(too_much)?;
+            let class = &mut classes[class];
+            class.blocks += t.n_expert();
+            class.floor += index.n_expert_used.max(1).min(t.n_expert());
+            let more = class.slot_bytes.checked_mul(t.n_expert().into());
+            all = more.and_then(|more| all.checked_add(more)).ok_or_else(too_much)?;
+        }
+        Ok(Self { align, classes, tensors, n_blocks })
+    }
+
+    /// The smallest budget that makes sense, in bytes: one token's experts.
+    pub fn floor_bytes(&self) -> u64 {
+        self.sum(|c| c.floor)
+    }
+
+    /// The largest budget that makes sense, in bytes: all experts.
+    pub fn all_bytes(&self) -> u64 {
+        self.sum(|c| c.blocks)
+    }
+
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.sum(|c| c.slots)
+    }
+
+    fn sum(&self, slots: impl Fn(&Class) -> u32) -> u64 {
+        self.classes.iter().map(|c| c.slot_bytes * u64::from(slots(c))).sum()
+    }
+
+    /// [`Plan::layout`], cut.
+    ///
+    /// # Errors
+    /// As [`Plan::layout`] and [`Plan::cut`].
+    pub fn new(index: &Index, align: u64, budget: u64) -> Result<Self> {
+        Self::layout(index, align)?.cut(budget)
+    }
+
+    /// The smallest and the largest budget.
+    #[cfg(test)]
+    pub(crate) fn bounds(index: &Index, align: u64) -> (u64, u64) {
+        #[allow(clippy::unwrap_used)]
+        let layout = Self::layout(index, align).unwrap();
+        (layout.floor_bytes(), layout.all_bytes())
+    }
+
+    /// Checks that `budget` bytes are enough.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] when they are fewer than the floor; [`Error::Invalid`] for a model without experts.
+    pub fn check(&self, budget: u64) -> Result<()> {
+        let floor = self.floor_bytes();
+        if self.n_blocks == 0 {
+            return Err(Error::Invalid("the model has no routed experts to stream".into()));
+        }
+        if budget < floor {
+            return Err(Error::Budget { budget, floor_mib: floor.div_ceil(1 << 20) });
+        }
+        Ok(())
     }
 
     /// Cuts `budget` bytes into slots. Each class gets what one token needs; the rest is shared in proportion to what
     /// each class lacks, so that every tensor has the same part of its experts resident.
     ///
     /// # Errors
-    /// [`Error::Budget`] when the budget is below the floor; [`Error::Invalid`] for a model without experts.
-    pub fn new(index: &Index, align: u64, budget: u64) -> Result<Self> {
-        let (floor, all) = Self::bounds(index, align);
-        if all == 0 {
-            return Err(Error::Invalid("the model has no routed experts to stream".into()));
-        }
-        if budget < floor {
-            return Err(Error::Budget { budget, floor_mib: floor.div_ceil(1 << 20) });
-        }
-        let mut plan = Self::classes_of(index, align);
+    /// As [`Plan::check`].
+    pub fn cut(&self, budget: u64) -> Result<Self> {
+        self.check(budget)?;
+        let (floor, all) = (self.floor_bytes(), self.all_bytes());
+        let mut plan = self.clone();
         let spare = (budget - floor).min(all - floor);
         let lacking = all - floor;
         let mut left = spare;
@@ -113,43 +193,6 @@ impl Plan {
             slot += class.slots;
         }
         Ok(plan)
-    }
-
-    /// Bytes of all slots.
-    pub fn bytes(&self) -> u64 {
-        self.classes.iter().map(|c| c.slot_bytes * u64::from(c.slots)).sum()
-    }
-
-    fn classes_of(index: &Index, align: u64) -> Self {
-        let slot_bytes: Vec<u64> = index
-            .tensors
-            .iter()
-            .map(|t| {
-                let of = |e: u64| extent(t.offset + e * t.expert_bytes, t.expert_bytes, align).len;
-                (0..t.ne[2]).map(of).max().unwrap_or(align)
-            })
-            .collect();
-        let mut sizes = slot_bytes.clone();
-        sizes.sort_unstable();
-        sizes.dedup();
-        // from the largest down: a class takes every size that wastes little in its slots
-        let mut classes: Vec<Class> = Vec::new();
-        for &size in sizes.iter().rev() {
-            if classes.last().is_none_or(|c| (size as f64) < CLASS_RATIO * c.slot_bytes as f64) {
-                classes.push(Class { slot_bytes: size, slots: 0, blocks: 0, offset: 0, first_slot: 0, floor: 0 });
-            }
-        }
-        classes.reverse();
-        let mut n_blocks = 0;
-        let mut tensors = Vec::with_capacity(index.tensors.len());
-        for (t, bytes) in index.tensors.iter().zip(slot_bytes) {
-            let class = classes.partition_point(|c| c.slot_bytes < bytes);
-            tensors.push(TensorPlan { first_block: n_blocks, class });
-            classes[class].blocks += t.n_expert();
-            classes[class].floor += index.n_expert_used.clamp(1, t.n_expert());
-            n_blocks += t.n_expert();
-        }
-        Self { align, classes, tensors, n_blocks }
     }
 }
 
@@ -194,5 +237,23 @@ mod tests {
     fn nearly_equal_sizes_share_a_class() {
         let index = index(2, 4, 1, &[100_000, 101_000, 200_000]);
         assert_eq!(Plan::new(&index, 512, u64::MAX).unwrap().classes.len(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_refused() {
+        let with = |offset, expert_bytes, n_expert| {
+            let mut index = index(1, 2, 1, &[512, 512, 512]);
+            let t = &mut index.tensors[2];
+            (t.offset, t.expert_bytes, t.ne[2]) = (offset, expert_bytes, n_expert);
+            index
+        };
+        for index in [
+            with(32, u64::MAX / 2, 3),
+            with(u64::MAX - 600, 512, 1),
+            with(0, 1 << 62, 4),
+            with(0, 1, u64::from(u32::MAX)),
+        ] {
+            assert!(matches!(Plan::new(&index, 512, u64::MAX), Err(Error::Invalid(_))), "{:?}", index.tensors[2]);
+        }
     }
 }

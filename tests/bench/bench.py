@@ -9,9 +9,12 @@ groups for the caps. The cases are run in turn, N times each; medians with the l
 on a machine that does nothing else.
 """
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import re
+import select
 import signal
 import statistics
 import subprocess
@@ -62,42 +65,97 @@ def generate(args, cap, extra):
         return row
 
 
+def into_page_cache(path):
+    """A capped run before, and les's reads, leave none of the model there."""
+    with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(1 << 22)
+        while file.readinto(buffer):
+            pass
+
+
 class Bench:
     """A llama-bench that is stopped between its repetitions, so that two of them take turns within seconds: on a machine
     whose speed drifts, programs that run one after the other cannot be compared to within some percent."""
 
-    def __init__(self, args, exe, extra):
-        command = [str(exe), "-m", args.model, "-t", str(args.threads), "--repack", "0", "-p", "256", "-n", "32",
-                   "-r", str(2 * (args.runs + WARM_UP)), "-o", "json", "--progress", *extra]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __init__(self, args, command, out):
+        self.args, self.out, self.log, self.seen = args, out, b"", 0
+        # a file: a pipe that nobody reads would stop the program where it should go on
+        self.process = subprocess.Popen(list(map(str, command)), stdout=out, stderr=subprocess.PIPE)
+        # nothing runs outside of its turn, not even the loading
+        self.stop()
+
+    def stop(self):
+        """Has it stop, and waits until it has, or has ended."""
+        self.process.send_signal(signal.SIGSTOP)
+        if self.process.returncode is None:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def turn(self):
         """Ends the repetition it was stopped in, whose time means nothing, and does a whole one. False at the end."""
+        if self.begun() > 0:
+            raise SystemExit(f"{self.process.args[0]}: its repetitions are too short to take turns")
         self.process.send_signal(signal.SIGCONT)
-        begun = 0
-        for line in self.process.stderr:
-            begun += re.search(r" run \d+/\d+$", line.rstrip()) is not None
-            if begun == 2:
-                self.process.send_signal(signal.SIGSTOP)
-                return True
-        return False
+        while self.begun() < 2:
+            if not self.read():
+                self.ended()
+                return False
+        self.stop()
+        # what it said before it stopped
+        while select.select([self.process.stderr], [], [], 0)[0] and self.read():
+            pass
+        self.seen += 2
+        return True
+
+    def read(self):
+        more = os.read(self.process.stderr.fileno(), 1 << 16)
+        self.log += more
+        return more
+
+    def begun(self):
+        """The repetitions that it has begun since the last turn."""
+        return len(re.findall(rb" run \d+/\d+\n", self.log)) - self.seen
+
+    def ended(self):
+        if self.process.wait() != 0:
+            raise SystemExit(f"{' '.join(self.process.args)}\n{self.log.decode(errors='replace')[-3000:]}\n"
+                             f"exit code {self.process.returncode}")
 
     def speeds(self):
         """Of the whole repetitions (every other one), per test, the last args.runs."""
-        out = json.loads(self.process.stdout.read())
-        if self.process.wait() != 0:
-            raise SystemExit(f"{self.process.args}: exit code {self.process.returncode}")
-        return [test["samples_ts"][::2][WARM_UP:] for test in out]
+        self.out.seek(0)
+        tests = [test["samples_ts"] for test in json.load(self.out)]
+        whole = [samples[::2][WARM_UP:] for samples in tests]
+        if any(len(samples) != self.args.runs for samples in whole):
+            raise SystemExit(f"{self.process.args[0]}: {[len(s) for s in tests]} repetitions, "
+                             f"where {2 * (self.args.runs + WARM_UP)} were asked for")
+        return whole
+
+    def close(self):
+        """Leaves no process behind, not even a stopped one."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+
+def in_turns(args, commands):
+    """What llama-benches that take turns measure: per program, per test, the speeds."""
+    with contextlib.ExitStack() as stack:
+        benches = []
+        for command in commands:
+            benches.append(Bench(args, command, stack.enter_context(tempfile.TemporaryFile())))
+            stack.callback(benches[-1].close)
+        while any([bench.turn() for bench in benches]):
+            pass
+        return [bench.speeds() for bench in benches]
 
 
 def pairs(args):
     """llama-bench with every expert cached against stock's, prompt and generation: the ratios, pair by pair. The first
     repetitions fill the cache and are left out."""
-    both = [Bench(args, ROOT / "build/stock/bin/llama-bench", []),
-            Bench(args, args.bin / "llama-bench", ["--les", "on", "--les-cache", "100%"])]
-    while any([bench.turn() for bench in both]):
-        pass
-    stock, les = (bench.speeds() for bench in both)
+    usual = ["-m", args.model, "-t", args.threads, "--repack", "0", "-p", 256, "-n", 32,
+             "-r", 2 * (args.runs + WARM_UP), "-o", "json", "--progress"]
+    stock, les = in_turns(args, [[ROOT / "build/stock/bin/llama-bench", *usual],
+                                 [args.bin / "llama-bench", *usual, "--les", "on", "--les-cache", "100%"]])
     for name, a, b in zip(("prompt", "decode"), stock, les):
         show(f"{name}, everything cached, both with --repack 0",
              [{"stock tok/s": x, "les tok/s": y, "les/stock": y / x} for x, y in zip(a, b)])
@@ -107,7 +165,11 @@ def show(name, rows):
     print(f"\n{name}")
     for key in rows[0]:
         values = [r[key] for r in rows if key in r]
-        print(f"  {key:14} {statistics.median(values):10.3f}   ({min(values):.3f} .. {max(values):.3f})")
+        line = f"  {key:14} {statistics.median(values):10.3f}   ({min(values):.3f} .. {max(values):.3f})"
+        if len(values) > 1:
+            low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+            line += f"   quartiles {low:.3f} .. {high:.3f}"
+        print(line)
 
 
 def main():
@@ -125,14 +187,18 @@ def main():
     if args.pairs:
         pairs(args)
         return
-    cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"]) for cap in args.caps.split(",") if cap}
+    # name: cap in MiB, flags, whether the model is read into the page cache before
+    cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"], False) for cap in args.caps.split(",") if cap}
     if not args.no_resident:
-        cases["stock way: --les off --no-repack, no cap"] = (0, ["--les", "off", "--no-repack", "-lm", "mmap"])
+        cases["stock way, everything in the page cache: --les off --no-repack, no cap"] = \
+            (0, ["--les", "off", "--no-repack", "-lm", "mmap"], True)
         cases["everything cached: --les on --les-cache 100% --no-repack"] = \
-            (0, ["--les", "on", "--les-cache", "100%", "--no-repack"])
+            (0, ["--les", "on", "--les-cache", "100%", "--no-repack"], False)
     rows = {name: [] for name in cases}
     for run in range(args.runs):
-        for name, (cap, extra) in cases.items():
+        for name, (cap, extra, cached) in cases.items():
+            if cached:
+                into_page_cache(args.model)
             rows[name].append(generate(args, cap, extra))
             print(f"run {run + 1}/{args.runs}: {name}: {rows[name][-1].get('decode tok/s', 0):.2f} tok/s", flush=True)
     for name in cases:

@@ -1,14 +1,15 @@
 //! `les bench`: random reads at the sizes of experts, through the engines that a model uses.
 
 use std::collections::HashMap;
-use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use fastrand::Rng;
 use les::index::{Index, ModelFile};
 use les::io::{Completion, Engine, EngineKind, Files, Read};
+use les::options;
 use les::store::Arena;
 use serde::Serialize;
 
@@ -103,15 +104,9 @@ fn each_alone(sizes: &[u64]) -> Vec<Vec<u64>> {
     sizes.iter().map(|&size| vec![size]).collect()
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last().map(u8::to_ascii_uppercase) {
-        Some(b'K') => (&text[..text.len() - 1], 10),
-        Some(b'M') => (&text[..text.len() - 1], 20),
-        Some(b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "use a number of bytes, such as 589824, 576K or 1M".to_owned())?;
-    number.checked_mul(1 << shift).filter(|&size| size > 0).ok_or_else(|| "out of range".to_owned())
+fn parse_size(text: &str) -> Result<u64, &'static str> {
+    let size = options::parse_bytes(text, "").filter(|&size| size > 0);
+    size.ok_or("use a number of bytes, such as 589824, 576K or 1M")
 }
 
 /// A run of reads: which slots are free, and since when the others are being filled.
@@ -124,7 +119,7 @@ struct Load<'a> {
     free: Vec<usize>,
     flying: HashMap<u64, (Instant, Read)>,
     done: Vec<Completion>,
-    random: Random,
+    random: Rng,
     token: u64,
 }
 
@@ -138,8 +133,9 @@ fn measure(
 ) -> anyhow::Result<Row> {
     let align = files.align();
     let largest = sizes.iter().copied().max().unwrap_or(0);
-    ensure!(file_size >= 2 * largest, "the file is smaller than two reads of {largest} bytes");
-    let slot = usize::try_from(largest)?.next_multiple_of(align);
+    // what is read: whole aligned blocks
+    let slot = usize::try_from(largest)?.checked_next_multiple_of(align).context("--size is out of range")?;
+    ensure!(file_size / 2 >= slot as u64, "the file is smaller than two reads of {slot} bytes");
     let bytes = slot.checked_mul(depth).context("--size times --depth is out of range")?;
     let arena = Arc::new(Arena::new(bytes)?);
     let opened = les::io::open(kind, Arc::clone(files), arena, depth, None)?;
@@ -155,7 +151,8 @@ fn measure(
         free: (0..depth).collect(),
         flying: HashMap::new(),
         done: Vec::new(),
-        random: Random::new(),
+        // other places in every run: a device, or the host of a virtual one, may remember the last ones
+        random: Rng::new(),
         token: 0,
     };
     // Once around, so that the slots' memory is there.
@@ -194,10 +191,10 @@ impl Load<'_> {
     fn submit(&mut self, now: Instant) {
         let mut reads = Vec::with_capacity(self.free.len());
         while let Some(slot) = self.free.pop() {
-            let size = self.sizes[self.random.below(self.sizes.len() as u64) as usize];
+            let size = self.sizes[self.random.usize(..self.sizes.len())];
             let len = (size as usize).next_multiple_of(self.align);
             let places = (self.file_size - len as u64) / self.align as u64;
-            let offset = self.random.below(places + 1) * self.align as u64;
+            let offset = self.random.u64(..=places) * self.align as u64;
             let read = Read { token: self.token, file: 0, offset, len, need: len, buf: slot * self.slot };
             self.flying.insert(self.token, (now, read));
             self.token += 1;
@@ -254,21 +251,4 @@ fn cpu_seconds() -> Option<f64> {
     let user: f64 = fields.next()?.parse().ok()?;
     let system: f64 = fields.next()?.parse().ok()?;
     Some((user + system) / 100.0)
-}
-
-/// xorshift64: good enough to pick places. Other ones in every run: a device, or the host of a virtual one, may remember
-/// the last ones.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        Self(std::hash::RandomState::new().hash_one(0) | 1)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use les::index::{ExpertTensor, Index, Part};
 use les::model::Model;
+use les::options::Size;
 use serde::Serialize;
 
 /// Show which experts of a model would stream, and the smallest cache for them
@@ -120,10 +121,10 @@ fn table(model: &Model) -> Result<String, std::fmt::Error> {
     writeln!(out, "model     {} ({})", printable(name), printable(&index.arch))?;
     for (i, file) in index.files.iter().enumerate() {
         let head = if i == 0 { "files" } else { "" };
-        writeln!(out, "{head:<8}{:>12}  {}", size(file.size), file.path.display())?;
+        writeln!(out, "{head:<8}{:12.2}  {}", Size(file.size), file.path.display())?;
     }
     if index.tensors.is_empty() {
-        writeln!(out, "dense   {:>12}", size(index.dense_bytes))?;
+        writeln!(out, "dense   {:12.2}", Size(index.dense_bytes))?;
         write!(out, "\nThis model has no routed experts: nothing would stream.")?;
         return Ok(out);
     }
@@ -133,14 +134,14 @@ fn table(model: &Model) -> Result<String, std::fmt::Error> {
     writeln!(out, "\n{:<8}{:<10}{:>7}{:>14}{:>14}", "part", "type", "layers", "per expert", "all")?;
     for ((part, group, ty, expert), (count, all)) in rows(index) {
         let part = format!("{part}{}", if group == 0 { "" } else { "_ch" });
-        writeln!(out, "{part:<8}{ty:<10}{count:>7}{:>14}{:>14}", size(expert), size(all))?;
+        writeln!(out, "{part:<8}{ty:<10}{count:>7}{:14.2}{:14.2}", Size(expert), Size(all))?;
     }
 
     let (floor, _) = model.cache_bounds();
-    writeln!(out, "\ndense weights  {:>12}  stay in memory", size(index.dense_bytes))?;
-    writeln!(out, "all experts    {:>12}  stream", size(index.expert_bytes()))?;
-    writeln!(out, "one expert     {:>12}  all parts, in the largest layer", size(largest_expert(index)))?;
-    writeln!(out, "one token      {:>12}  over all layers", size(index.token_bytes()))?;
+    writeln!(out, "\ndense weights  {:12.2}  stay in memory", Size(index.dense_bytes))?;
+    writeln!(out, "all experts    {:12.2}  stream", Size(index.expert_bytes()))?;
+    writeln!(out, "one expert     {:12.2}  all parts, in the largest layer", Size(largest_expert(index)))?;
+    writeln!(out, "one token      {:12.2}  over all layers", Size(index.token_bytes()))?;
     write!(out, "smallest cache {:>8} MiB  --les-cache {0}", floor.div_ceil(1 << 20))?;
     Ok(out)
 }
@@ -159,13 +160,4 @@ fn rows(index: &Index) -> BTreeMap<(Part, u32, &'static str, u64), (usize, u64)>
 /// Text from a file, fit for a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
-fn size(bytes: u64) -> String {
-    let kib = bytes as f64 / 1024.0;
-    match kib {
-        ..1024.0 => format!("{kib:.2} KiB"),
-        ..1048576.0 => format!("{:.2} MiB", kib / 1024.0),
-        _ => format!("{:.2} GiB", kib / 1048576.0),
-    }
 }

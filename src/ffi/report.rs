@@ -1,0 +1,156 @@
+//! What is told of a model while it is used.
+
+use std::ffi::c_char;
+use std::io::Write;
+use std::mem::offset_of;
+
+use crate::error::Error;
+use crate::memory;
+use crate::stats::Phase;
+
+use super::guard::{Versioned, guard, ok, put_sized, put_text, size_up_to};
+use super::model::{LesModel, model};
+use super::status::{LES_ERR_NOT_FOUND, LES_OK, LesStatus};
+
+/// What the user should know of how the files are read, in one line; empty when all is as it should be. Any thread.
+///
+/// # Safety
+/// `buf` is NULL or writable for `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_notice(handle: *const LesModel, buf: *mut c_char, len: usize) -> LesStatus {
+    guard(|| {
+        let notice = model(handle)?.notice().unwrap_or_default();
+        // SAFETY: the caller vouches for `buf`.
+        unsafe { put_text(buf, len, &notice) };
+        Ok(LES_OK)
+    })
+}
+
+/// What went wrong last in a ticket of this model; empty if nothing did. Any thread.
+///
+/// # Safety
+/// `buf` is NULL or writable for `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_last_error(handle: *const LesModel, buf: *mut c_char, len: usize) -> LesStatus {
+    guard(|| {
+        let error = model(handle)?.last_error();
+        // SAFETY: the caller vouches for `buf`.
+        unsafe { put_text(buf, len, &error) };
+        Ok(LES_OK)
+    })
+}
+
+/// The counters of one phase.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LesPhase {
+    /// Tokens that passed the first tensor of experts that streams.
+    pub tokens: u64,
+    /// Experts asked for, each once per operation with the first matrix of its layer.
+    pub requests: u64,
+    /// Of these, in memory when asked for.
+    pub hits: u64,
+    /// Bytes whose reading was started.
+    pub bytes_read: u64,
+    /// Nanoseconds that the computation waited for reads.
+    pub wait_ns: u64,
+}
+
+/// The main counters; `les_model_stats_write` writes all.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct LesStats {
+    /// `sizeof(struct les_stats)`.
+    pub struct_size: usize,
+    /// Tokens generated one at a time.
+    pub decode: LesPhase,
+    /// Several tokens at once.
+    pub prompt: LesPhase,
+    /// Bytes of all slots.
+    pub cache_bytes: u64,
+    /// Matrices of experts evicted.
+    pub evictions: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Nanoseconds from one generated token to the next, summed over `decode_steps`: all but the longest.
+    pub decode_ns: u64,
+    /// See `decode_ns`.
+    pub decode_steps: u64,
+    /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
+    pub peak_rss_bytes: u64,
+}
+
+// SAFETY: repr(C), the size first, integers only.
+unsafe impl Versioned for LesStats {
+    const LEAST: usize = size_up_to::<Self>(offset_of!(Self, peak_rss_bytes), size_of::<u64>());
+}
+
+impl From<&Phase> for LesPhase {
+    fn from(p: &Phase) -> Self {
+        Self { tokens: p.tokens, requests: p.requests, hits: p.hits, bytes_read: p.bytes_read, wait_ns: p.wait_ns }
+    }
+}
+
+/// Fills `stats`, whose `struct_size` the caller has set. `LES_ERR_NOT_FOUND` before the first ticket. Any thread.
+///
+/// # Safety
+/// `stats` is NULL or a writable struct that begins with its size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_stats(handle: *const LesModel, stats: *mut LesStats) -> LesStatus {
+    guard(|| {
+        let s = model(handle)?.stats().ok_or(LES_ERR_NOT_FOUND)?;
+        let value = LesStats {
+            struct_size: size_of::<LesStats>(),
+            decode: (&s.decode).into(),
+            prompt: (&s.prompt).into(),
+            cache_bytes: s.cache_bytes,
+            evictions: s.evictions,
+            read_errors: s.read_errors,
+            decode_ns: s.decode_ns,
+            decode_steps: s.decode_steps,
+            peak_rss_bytes: s.peak_rss_bytes,
+        };
+        // SAFETY: the caller vouches for `stats`.
+        ok(unsafe { put_sized(stats, value) })
+    })
+}
+
+/// Writes all counters as JSON to the file `path`. `LES_ERR_NOT_FOUND` before the first ticket. Any thread.
+///
+/// # Safety
+/// `path` is NULL or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_stats_write(handle: *const LesModel, path: *const c_char) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        // SAFETY: the caller vouches for `path`.
+        let path = unsafe { super::guard::path(path) }?;
+        let stats = model.stats().ok_or(LES_ERR_NOT_FOUND)?;
+        let write = || -> std::io::Result<()> {
+            let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+            serde_json::to_writer_pretty(&mut file, &stats)?;
+            // dropping it would not tell of a full disk
+            file.flush()
+        };
+        match write() {
+            Ok(()) => Ok(LES_OK),
+            Err(source) => {
+                let e = Error::File { path: path.into(), what: "write the statistics", source };
+                model.set_last_error(e.to_string());
+                Err(LesStatus::from(&e))
+            }
+        }
+    })
+}
+
+/// Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
+/// thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_memory_available() -> u64 {
+    let mut available = 0;
+    guard(|| {
+        available = memory::available().unwrap_or(0);
+        Ok(LES_OK)
+    });
+    available
+}
