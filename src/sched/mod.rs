@@ -129,6 +129,13 @@ impl Streamer {
         stats
     }
 
+    /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert; told after the ticket
+    /// of `tensor` was opened.
+    pub fn set_values(&self, tensor: usize, values: &[f32]) {
+        let tensors = std::iter::once(tensor).chain(self.later[tensor].iter().copied());
+        self.core.lock().store.set_values(tensors, values);
+    }
+
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {
         let t = self.tensor_of[block as usize] as usize;
         let tensor = &self.index.tensors[t];

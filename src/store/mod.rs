@@ -8,10 +8,12 @@ mod plan;
 mod policy;
 #[cfg(test)]
 pub(crate) mod testing;
+mod valued;
 
 pub use arena::Arena;
 pub use plan::{Class, Extent, Plan, TensorPlan, extent};
 pub use policy::{Lru, Policy};
+pub use valued::Valued;
 
 /// The number of a block, see [`TensorPlan`].
 pub type BlockId = u32;
@@ -123,6 +125,17 @@ impl Store {
                 None => Acquired::Full,
             },
         }
+    }
+
+    /// A layer has asked for all it needs, and this is what its experts are worth keeping. `tensors` are its parts.
+    pub fn set_values(&mut self, tensors: impl Iterator<Item = usize>, values: &[f32]) {
+        self.policy.turn();
+        tensors.for_each(|tensor| self.policy.valued(tensor, values));
+    }
+
+    /// Whether there are fewer slots than blocks, so that something will have to go.
+    pub fn evicts(&self) -> bool {
+        self.plan.classes.iter().any(|c| c.slots < c.blocks)
     }
 
     /// Where the slot of a block that is loading or ready begins in the arena.
