@@ -11,7 +11,7 @@ use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
 use crate::sched::{FileGuard, Request, Streamer, Ticket};
 use crate::stats::Stats;
-use crate::store::{Arena, Lru, Plan, Store};
+use crate::store::{Arena, Plan, Store, Valued};
 use crate::sync::Mutex;
 
 /// Kept free of the automatic cache for what llama.cpp allocates later (compute buffers above all), as a part of what
@@ -179,8 +179,6 @@ impl Model {
             return Ok(streamer);
         }
         let (options, fault) = self.options.lock().clone();
-        let lookahead = Lookahead::new(&self.index, options.trace.as_deref())?;
-        self.lookahead.get_or_init(|| Mutex::new(lookahead));
         let budget = self.budget(options.cache, available())?;
         let plan = Plan::new(&self.index, self.files.align() as u64, budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
@@ -189,8 +187,10 @@ impl Model {
         if let Some(notice) = opened.notice {
             self.engine_notice.get_or_init(|| notice);
         }
-        let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
+        let policy = Box::new(Valued::new(&plan));
         let store = Store::new(plan, policy);
+        let lookahead = Lookahead::new(&self.index, options.trace.as_deref(), store.evicts())?;
+        self.lookahead.get_or_init(|| Mutex::new(lookahead));
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
         Ok(self.streamer.get_or_init(|| Arc::new(streamer)))
     }
@@ -209,7 +209,11 @@ impl Model {
                 return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
             }
             if let Some(lookahead) = self.lookahead.get() {
-                lookahead.lock().observe(request.tensor, request.ids, request.rows, &input)?;
+                let mut lookahead = lookahead.lock();
+                lookahead.observe(request.tensor, request.ids, request.rows, &input)?;
+                if let Some(values) = lookahead.values(request.tensor) {
+                    self.streamer()?.set_values(request.tensor, values);
+                }
             }
         }
         Ok(ticket)
