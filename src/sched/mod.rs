@@ -129,11 +129,10 @@ impl Streamer {
         stats
     }
 
-    /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert; told after the ticket
-    /// of `tensor` was opened.
+    /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert.
     pub fn set_values(&self, tensor: usize, values: &[f32]) {
-        let tensors = std::iter::once(tensor).chain(self.later[tensor].iter().copied());
-        self.core.lock().store.set_values(tensors, values);
+        let store = &mut self.core.lock().store;
+        std::iter::once(&tensor).chain(&self.later[tensor]).for_each(|&tensor| store.set_values(tensor, values));
     }
 
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {

@@ -99,6 +99,9 @@ impl Ticket {
         let mut guard = streamer.poll(streamer.core.lock());
         let core = &mut *guard;
         core.pass += u32::from(request.tensor == 0);
+        if streamer.index.leads(request.tensor) {
+            core.store.layer_begins();
+        }
         let ticket = Self {
             first_block: core.store.plan().tensors[request.tensor].first_block,
             walkers: request.walkers,

@@ -4,8 +4,8 @@ use super::{BlockId, Plan, Policy};
 
 /// Gives up the block of the least value; of equal ones, and before any value is known, the least recently used.
 ///
-/// What was asked for since the layer before is given up last: a layer's later parts, and what was read ahead for the
-/// next layer, must not go before they were used, whatever they are worth afterwards.
+/// What was asked for since the layer in progress began is given up last: its later parts, and what is read ahead for the
+/// next layer, must not go before they are used, whatever they are worth afterwards.
 pub struct Valued {
     tensors: Vec<Tensor>,
     tensor_of: Vec<u32>,
@@ -17,8 +17,8 @@ pub struct Valued {
     /// Per block: when it was asked for last.
     used: Vec<u64>,
     now: u64,
-    /// When this layer and the one before began to count.
-    turns: [u64; 2],
+    /// When the layer in progress began. What was asked for before it, or at any time before the first one, may go.
+    began: u64,
 }
 
 struct Tensor {
@@ -69,7 +69,7 @@ impl Valued {
             resident: vec![f32::INFINITY; n],
             used: vec![0; n],
             now: 0,
-            turns: [0; 2],
+            began: u64::MAX,
         }
     }
 
@@ -141,13 +141,13 @@ impl Policy for Valued {
     }
 
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
-        let turn = self.turns[1];
-        self.search(class, |this, b| this.used[b as usize] <= turn && evictable(b))
+        let began = self.began;
+        self.search(class, |this, b| this.used[b as usize] <= began && evictable(b))
             .or_else(|| self.search(class, |_, b| evictable(b)))
     }
 
-    fn turn(&mut self) {
-        self.turns = [self.turns[1], self.now];
+    fn layer_begins(&mut self) {
+        self.began = self.now;
     }
 
     fn valued(&mut self, tensor: usize, values: &[f32]) {
@@ -159,10 +159,6 @@ impl Policy for Valued {
             self.values[block] = value;
             if self.resident[block] < f32::INFINITY {
                 self.resident[block] = value;
-                if self.used[block] > self.turns[0] {
-                    self.now += 1;
-                    self.used[block] = self.now;
-                }
             }
         }
     }
@@ -183,8 +179,6 @@ mod tests {
             (0..n).for_each(|i| policy.inserted(block + i, class));
             block += n;
         }
-        policy.turn();
-        policy.turn();
         policy
     }
 
@@ -216,12 +210,13 @@ mod tests {
     #[test]
     fn what_this_layer_asked_for_goes_last() {
         let mut policy = filled(&[(3, 0), (3, 0)]);
+        policy.layer_begins();
         policy.used(4);
-        policy.turn();
+        policy.used(3);
         policy.valued(1, &[0.5, -1.0, 0.3]);
         policy.valued(0, &[0.1, 0.2, 0.4]);
         let order: Vec<_> = (0..6).map_while(|_| policy.victim(0, &|_| true).inspect(|&b| policy.removed(b))).collect();
-        assert_eq!(order, [0, 1, 5, 2, 3, 4]);
+        assert_eq!(order, [0, 1, 5, 2, 4, 3]);
     }
 
     #[derive(Debug, Clone)]
@@ -230,7 +225,7 @@ mod tests {
         Use(u32),
         Remove(u32),
         Evict(usize, u64),
-        Turn,
+        Begin,
         Value(usize, Vec<u8>),
     }
 
@@ -240,7 +235,7 @@ mod tests {
             3 => (0..24u32).prop_map(Op::Use),
             1 => (0..24u32).prop_map(Op::Remove),
             4 => (0..2usize, any::<u64>()).prop_map(|(c, pins)| Op::Evict(c, pins)),
-            1 => Just(Op::Turn),
+            1 => Just(Op::Begin),
             2 => (0..4usize, proptest::collection::vec(0..5u8, 6)).prop_map(|(t, v)| Op::Value(t, v)),
         ]
     }
@@ -260,7 +255,7 @@ mod tests {
                     }
                     Op::Use(b) if resident.contains_key(&b) => policy.used(b),
                     Op::Remove(b) if resident.remove(&b).is_some() => policy.removed(b),
-                    Op::Turn => policy.turn(),
+                    Op::Begin => policy.layer_begins(),
                     Op::Value(t, values) => {
                         policy.valued(t, &values.iter().map(|&v| f32::from(v)).collect::<Vec<_>>());
                     }
@@ -268,7 +263,7 @@ mod tests {
                         let may_go = |b: u32| pins >> b & 1 == 0;
                         let key = |b: u32| {
                             let (value, used) = (policy.values[b as usize], policy.used[b as usize]);
-                            (used > policy.turns[1], value as u32, used)
+                            (used > policy.began, value as u32, used)
                         };
                         let expected = resident
                             .keys()
