@@ -4,16 +4,17 @@
 //! in which an optimal cache would keep experts. It is unknown, so it is estimated as a weighted sum of what is known:
 //! how often the expert was picked lately, averaged over five spans, and how close its score came to being picked,
 //! averaged over two. The weights are those of least squares over the last tokens, a model that has no learning rate to
-//! choose and no start to wait for: fixed averages are each best for some model, and this is as good as the best of
-//! them or better.
+//! choose and that is of use after a few tokens. Each fixed average is the best for some model, size of the cache and text;
+//! this is as good as the best of them or better.
 //!
 //! Least squares need the products of each expert's features with its value, which is known only later. They are summed
 //! when an expert is picked, out of a trace: its features at every token since it was picked last, each discounted by
 //! its distance. Nothing has to be remembered token by token.
 
 /// How much less a use is worth for each token that it lies ahead.
-const DISCOUNT: f32 = 0.8;
-/// Of each token, so much of the picks' average stays at the next.
+const DISCOUNT: f32 = 0.84;
+/// So much of the picks' average stays at the next token; less as long as there were few, so that each begins as the mean
+/// of what was seen.
 const PICKS: [f32; 5] = [0.5, 0.8, 0.95, 0.98, 0.995];
 /// The same for the average of how close the scores came.
 const NEARNESS: [f32; 2] = [0.5, 0.9];
@@ -22,7 +23,7 @@ const FEATURES: usize = PICKS.len() + NEARNESS.len() + 1;
 /// The first feature from scores.
 const FIRST_NEARNESS: usize = PICKS.len();
 /// How much the past weighs per token: what text is about changes which spans tell most.
-const REMEMBER: f64 = 0.97;
+const REMEMBER: f32 = 0.95;
 /// A layer's weights are drawn to those of all layers, whose sums count so much.
 const COMMON: f64 = 0.1;
 /// Keeps the equations solvable where features say the same.
@@ -52,9 +53,11 @@ struct Sums {
 
 struct Layer {
     n_expert: usize,
+    /// Tokens so far.
+    seen: f32,
     /// Feature by feature, one number per expert.
     features: Vec<f32>,
-    /// Likewise: discounted sums of the features since the expert was picked last.
+    /// Likewise: discounted sums of the features since the expert was picked last, which fade as the other sums do.
     since: Vec<f32>,
     sums: Sums,
     values: Vec<f32>,
@@ -103,6 +106,7 @@ impl Layer {
         features[(FEATURES - 1) * n_expert..].fill(1.0);
         Self {
             n_expert,
+            seen: 0.0,
             features,
             since: vec![0.0; FEATURES * n_expert],
             sums: Sums::ZERO,
@@ -114,27 +118,31 @@ impl Layer {
     #[inline(always)]
     fn step(&mut self, picks: &[i32], scores: &[f32], near: &mut Vec<f32>) {
         let n = self.n_expert;
+        self.seen += 1.0;
+        let most = 1.0 - 1.0 / self.seen;
         let picked = || picks.iter().filter_map(|&e| usize::try_from(e).ok()).filter(|&e| e < n);
         for e in picked() {
             for (f, sum) in self.sums.values.iter_mut().enumerate() {
                 *sum += f64::from(std::mem::take(&mut self.since[f * n + e]));
             }
         }
-        for (feature, keep) in self.features.chunks_exact_mut(n).zip(PICKS) {
+        for (feature, keep) in self.features.chunks_exact_mut(n).zip(PICKS.map(|keep| keep.min(most))) {
             feature.iter_mut().for_each(|x| *x *= keep);
             picked().for_each(|e| feature[e] += 1.0 - keep);
         }
         if nearness(scores, picked().filter_map(|e| scores.get(e).copied()), near) {
-            for (feature, keep) in self.features[FIRST_NEARNESS * n..].chunks_exact_mut(n).zip(NEARNESS) {
+            for (feature, keep) in
+                self.features[FIRST_NEARNESS * n..].chunks_exact_mut(n).zip(NEARNESS.map(|keep| keep.min(most)))
+            {
                 feature.iter_mut().zip(&*near).for_each(|(x, near)| *x = keep * *x + (1.0 - keep) * near);
             }
         }
-        self.since.iter_mut().zip(&self.features).for_each(|(sum, x)| *sum = DISCOUNT * *sum + x);
-        self.sums.values.iter_mut().for_each(|sum| *sum *= REMEMBER);
+        self.since.iter_mut().zip(&self.features).for_each(|(sum, x)| *sum = DISCOUNT * REMEMBER * *sum + x);
+        self.sums.values.iter_mut().for_each(|sum| *sum *= f64::from(REMEMBER));
         let mut pair = self.sums.pairs.iter_mut();
         for (i, a) in self.features.chunks_exact(n).enumerate() {
             for (b, sum) in self.features.chunks_exact(n).take(i + 1).zip(&mut pair) {
-                *sum = *sum * REMEMBER + f64::from(dot(a, b));
+                *sum = *sum * f64::from(REMEMBER) + f64::from(dot(a, b));
             }
         }
     }
@@ -164,7 +172,7 @@ fn nearness(scores: &[f32], picked: impl Iterator<Item = f32>, out: &mut Vec<f32
     }
     out.clear();
     out.extend(scores.iter().map(|s| {
-        // the order of these two makes a number of what is none
+        #[allow(clippy::manual_clamp, reason = "this makes a number of what is none, clamp does not")]
         let x = ((s - least) * scale).max(-FARTHEST).min(FARTHEST);
         0.5 + 0.5 * x / (1.0 + x.abs())
     }));
