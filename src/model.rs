@@ -13,7 +13,7 @@ use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
 use crate::sched::{FileGuard, Request, Streamer, Ticket};
 use crate::stats::Stats;
-use crate::store::{Arena, Lru, Plan, Store};
+use crate::store::{Arena, Plan, Store, Valued};
 use crate::sync::Mutex;
 
 /// Kept free of the automatic cache for what llama.cpp allocates later (compute buffers above all), as a part of what
@@ -222,9 +222,6 @@ impl Model {
             return Ok(streamer);
         }
         let Choice { options, fault, promise } = choice;
-        let depth = options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH);
-        let lookahead = Lookahead::new(&self.index, depth, options.trace.as_deref())?;
-        self.lookahead.get_or_init(|| Mutex::new(lookahead));
         let budget = self.budget(options.cache, available(promise.0))?;
         let plan = self.layout.cut(budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
@@ -233,8 +230,11 @@ impl Model {
         if let Some(notice) = opened.notice {
             self.engine_notice.get_or_init(|| notice);
         }
-        let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
+        let policy = Box::new(Valued::new(&plan));
         let store = Store::new(plan, policy);
+        let ahead = options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH);
+        let lookahead = Lookahead::new(&self.index, ahead, store.evicts(), options.trace.as_deref())?;
+        self.lookahead.get_or_init(|| Mutex::new(lookahead));
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
         // its arena has taken over
         *promise = Promise::default();
@@ -258,8 +258,14 @@ impl Model {
             }
             if let Some(lookahead) = self.lookahead.get() {
                 let began = Instant::now();
-                let guesses = lookahead.lock().observe(request.tensor, request.ids, request.rows, &input)?;
-                ticket.streamer().guess(request.tensor, &guesses);
+                let mut lookahead = lookahead.lock();
+                let guesses = lookahead.predict(request.tensor, request.ids, request.rows, &input);
+                lookahead.told(ticket.streamer().guess(request.tensor, &guesses));
+                // now that the device is busy
+                lookahead.learn(request.tensor, request.ids, request.rows, &input)?;
+                if let Some(values) = lookahead.values(request.tensor) {
+                    ticket.streamer().set_values(request.tensor, values);
+                }
                 guessing = began.elapsed();
             }
         }

@@ -5,12 +5,14 @@
 //! which experts are used is decided by the model's own router.
 
 mod calibration;
+mod keep;
 mod predict;
 mod router;
 pub mod trace;
 
 use std::path::Path;
 
+pub use keep::Keep;
 pub use predict::{Guess, Recall};
 pub use router::{Input, Router};
 
@@ -29,6 +31,8 @@ const MOST_ROWS: usize = 8;
 pub const DEFAULT_DEPTH: usize = 1;
 /// The most layers that can be asked for.
 pub const MAX_DEPTH: usize = 8;
+/// When all that was predicted for so many layers in a row was in memory, only every so many layers are looked at.
+const NEEDLESS: u32 = 64;
 /// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
 const LEAST_PROBABILITY: f32 = 0.6;
 
@@ -61,24 +65,32 @@ pub struct Lookahead {
     /// By distance.
     calibrations: Vec<Calibration>,
     recalls: Vec<Recall>,
+    /// Layers in a row for which all that was predicted was in memory.
+    needless: u32,
     trace: Option<Writer>,
+    /// `None` when nothing is ever evicted.
+    keep: Option<Keep>,
     input: Input,
+    /// Row by row, of one layer.
     scores: Vec<f32>,
+    row: Vec<f32>,
 }
 
 impl Lookahead {
-    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one.
+    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one. `evicts`: the cache is too
+    /// small for all experts, so what they are worth keeping is of interest.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) when a router cannot be read, or the trace cannot be written.
-    pub fn new(index: &Index, depth: usize, trace: Option<&Path>) -> Result<Self> {
+    pub fn new(index: &Index, depth: usize, evicts: bool, trace: Option<&Path>) -> Result<Self> {
         let trace = trace.map(|path| Writer::create(path, index)).transpose()?;
+        let wanted = depth > 0 || evicts || trace.is_some();
         let mut sites: Vec<Site> = Vec::new();
         let mut site_of = vec![None; index.tensors.len()];
+        let mut n_expert = Vec::new();
         for (i, t) in index.tensors.iter().enumerate().filter(|(i, _)| index.leads(*i)) {
             // a second group of experts in a layer uses the picks of the first
             let places = index.routers.iter().find(|r| r.layer == t.layer && t.group == 0);
-            let wanted = depth > 0 || trace.is_some();
             let router = places.filter(|_| wanted).map(|places| Router::load(index, places)).transpose()?.flatten();
             let router = router.filter(|r| r.n_expert() == t.n_expert() as usize);
             let factors = router.as_ref().map_or_else(Vec::new, |r| {
@@ -86,6 +98,7 @@ impl Lookahead {
             });
             site_of[i] = Some(sites.len());
             sites.push(Site { tensor: i, router, factors, predictions: Vec::new() });
+            n_expert.push(t.n_expert() as usize);
         }
         for site in &mut sites {
             site.predictions.resize_with(depth, Prediction::default);
@@ -97,9 +110,12 @@ impl Lookahead {
             depth,
             calibrations: vec![Calibration::default(); depth],
             recalls: vec![Recall::default(); depth],
+            needless: 0,
+            keep: evicts.then(|| Keep::new(&n_expert)),
             trace,
             input: Input::default(),
             scores: Vec::new(),
+            row: Vec::new(),
         })
     }
 
@@ -111,26 +127,30 @@ impl Lookahead {
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
     /// `picks` for them, token by token. Only a layer's first tensor counts. Answers what the next layers are likely to
     /// need, the nearest first.
-    ///
-    /// # Errors
-    /// [`Error::File`](crate::Error::File) when the trace cannot be written.
-    pub fn observe(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<Vec<Guesses>> {
-        let Some(at) = self.site_of[tensor] else { return Ok(Vec::new()) };
-        self.trace(at, picks, n_rows, rows)?;
+    pub fn predict(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Vec<Guesses> {
+        let Some(at) = self.site_of[tensor] else { return Vec::new() };
         for (d, prediction) in self.sites[at].predictions.iter_mut().enumerate() {
             prediction.settle(picks, &mut self.calibrations[d], &mut self.recalls[d]);
             prediction.clear();
         }
-        let mut guesses = Vec::new();
-        if rows.len() <= MOST_ROWS && rows.len() == n_rows {
-            for distance in 1..=self.depth {
-                guesses.extend(self.predict(at + distance, distance, rows));
-            }
+        let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS);
+        if !due || rows.len() > MOST_ROWS || rows.len() != n_rows {
+            self.needless = self.needless.wrapping_add(u32::from(!due));
+            return Vec::new();
         }
-        Ok(guesses)
+        (1..=self.depth).filter_map(|distance| self.predict_at(at + distance, distance, rows)).collect()
     }
 
-    fn predict(&mut self, at: usize, distance: usize, rows: &[&[f32]]) -> Option<Guesses> {
+    /// Of what was predicted last, this much was not in memory already.
+    pub fn told(&mut self, absent: Option<usize>) {
+        match absent {
+            Some(0) => self.needless = self.needless.saturating_add(1),
+            Some(_) => self.needless = 0,
+            None => {}
+        }
+    }
+
+    fn predict_at(&mut self, at: usize, distance: usize, rows: &[&[f32]]) -> Option<Guesses> {
         let site = self.sites.get_mut(at)?;
         let router = site.router.as_ref()?;
         let factor = site.factors.get(distance - 1)?;
@@ -138,24 +158,43 @@ impl Lookahead {
         prediction.clear();
         for row in rows.iter().filter(|row| row.len() == router.n_embd()) {
             self.input.set(row, factor);
-            router.scores(&self.input, &mut self.scores);
-            prediction.push(&self.scores, self.n_used);
+            router.scores(&self.input, &mut self.row);
+            prediction.push(&self.row, self.n_used);
         }
         let experts = prediction.guesses(&self.calibrations[distance - 1], LEAST_PROBABILITY);
         Some(Guesses { tensor: site.tensor, experts })
     }
 
-    fn trace(&mut self, at: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<()> {
-        let Some(trace) = &mut self.trace else { return Ok(()) };
-        let mut scores = Vec::new();
+    /// As [`Lookahead::predict`], but to learn what experts are worth keeping, and to write the trace.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) when the trace cannot be written.
+    pub fn learn(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<()> {
+        let Some(at) = self.site_of[tensor] else { return Ok(()) };
+        if self.trace.is_none() && self.keep.is_none() {
+            return Ok(());
+        }
+        self.scores.clear();
         if let Some(router) = &self.sites[at].router {
             for row in rows.iter().skip(rows.len().saturating_sub(WINDOW)).filter(|row| row.len() == router.n_embd()) {
                 self.input.set(row, &[]);
-                router.scores(&self.input, &mut self.scores);
-                scores.push(self.scores.iter().map(|s| (s * 1000.0).round() / 1000.0).collect());
+                router.scores(&self.input, &mut self.row);
+                self.scores.extend_from_slice(&self.row);
             }
         }
+        if let Some(keep) = &mut self.keep {
+            keep.observe(at, n_rows, picks, &self.scores);
+        }
+        let Some(trace) = &mut self.trace else { return Ok(()) };
+        let rounded = |row: &[f32]| row.iter().map(|s| (s * 1000.0).round() / 1000.0).collect();
+        let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
         trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores })
+    }
+
+    /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert. `None` when nothing is
+    /// ever evicted.
+    pub fn values(&self, tensor: usize) -> Option<&[f32]> {
+        Some(self.keep.as_ref()?.values(self.site_of[tensor]?))
     }
 }
 

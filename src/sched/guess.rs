@@ -106,8 +106,9 @@ impl Core {
 
 impl Streamer {
     /// The layer of the tensor `at`, its first, is being computed; `guesses` are the likely experts of the next layers, the
-    /// nearest first. They replace the guesses made before. Any thread.
-    pub fn guess(&self, at: usize, guesses: &[Guesses]) {
+    /// nearest first. They replace the guesses made before. Answers how many matrices of them are not in memory; `None`
+    /// without guesses. Any thread.
+    pub fn guess(&self, at: usize, guesses: &[Guesses]) -> Option<usize> {
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.ahead.queue.clear();
@@ -128,7 +129,9 @@ impl Streamer {
                 }
             }
         }
+        let absent = core.ahead.queue.len();
         self.pump(core);
+        (!guesses.is_empty()).then_some(absent)
     }
 
     /// As many guesses as the device has time for, appended to `batch`.

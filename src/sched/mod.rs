@@ -87,6 +87,9 @@ impl Core {
         let again = tensor == lead && lead == self.lead;
         self.pass = self.pass.wrapping_add(u32::from(lead < self.lead || again));
         self.lead = lead;
+        if tensor == lead {
+            self.store.layer_begins();
+        }
         self.ahead.use_tensor(tensor);
     }
 }
@@ -162,6 +165,12 @@ impl Streamer {
     /// Counts the time that opening a ticket took, and the guessing in it.
     pub fn asked(&self, all: Duration, guessing: Duration) {
         self.core.lock().stats.asked(all, guessing);
+    }
+
+    /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert.
+    pub fn set_values(&self, tensor: usize, values: &[f32]) {
+        let store = &mut self.core.lock().store;
+        std::iter::once(&tensor).chain(&self.later[tensor]).for_each(|&tensor| store.set_values(tensor, values));
     }
 
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::store::testing::index;
-use crate::store::{Lru, Plan};
+use crate::store::{Plan, Valued};
 
 /// What the device does with its next completion.
 type Script = Box<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
@@ -108,7 +108,7 @@ fn streamer(setup: Setup) -> (Arc<Streamer>, Arc<Shared>) {
     let slot = Plan::new(&index, 512, floor).unwrap().classes[0].slot_bytes;
     let plan = Plan::new(&index, 512, floor + setup.spare_slots * slot).unwrap();
     let arena = Arc::new(Arena::new(plan.bytes() as usize).unwrap());
-    let store = Store::new(plan.clone(), Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len())));
+    let store = Store::new(plan.clone(), Box::new(Valued::new(&plan)));
     let shared = Arc::new(Shared::default());
     let device = Device {
         depth: setup.depth,

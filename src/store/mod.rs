@@ -8,10 +8,12 @@ mod plan;
 mod policy;
 #[cfg(test)]
 pub(crate) mod testing;
+mod valued;
 
 pub use arena::Arena;
 pub use plan::{Class, Extent, Plan, TensorPlan, extent};
 pub use policy::{Lru, Policy};
+pub use valued::Valued;
 
 /// The number of a block, see [`TensorPlan`].
 pub type BlockId = u32;
@@ -125,6 +127,21 @@ impl Store {
         }
     }
 
+    /// What is asked for from now on is for another layer.
+    pub fn layer_begins(&mut self) {
+        self.policy.layer_begins();
+    }
+
+    /// What each expert of `tensor` is worth keeping, the more the better.
+    pub fn set_values(&mut self, tensor: usize, values: &[f32]) {
+        self.policy.valued(tensor, values);
+    }
+
+    /// Whether there are fewer slots than blocks, so that something will have to go.
+    pub fn evicts(&self) -> bool {
+        self.plan.classes.iter().any(|c| c.slots < c.blocks)
+    }
+
     /// Where the slot of a block that is loading or ready begins in the arena.
     pub fn slot_offset(&self, block: BlockId) -> u64 {
         let class = &self.plan.classes[usize::from(self.class_of[block as usize])];
@@ -201,35 +218,40 @@ mod tests {
     use super::testing::index;
     use super::*;
 
-    fn store(budget: u64) -> Store {
+    fn store(budget: u64, by_value: bool) -> Store {
         let index = index(2, 8, 2, &[1024, 1024, 2048]);
         let (floor, _) = Plan::bounds(&index, 512);
         let plan = Plan::new(&index, 512, floor + budget).unwrap();
-        let policy = Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len()));
+        let policy: Box<dyn Policy> = match by_value {
+            true => Box::new(Valued::new(&plan)),
+            false => Box::new(Lru::new(plan.n_blocks as usize, plan.classes.len())),
+        };
         Store::new(plan, policy)
     }
 
     #[test]
     fn what_is_pinned_or_loading_is_never_evicted() {
-        let mut s = store(0);
-        let slots = s.plan().classes[0].slots;
-        for b in 0..slots {
-            assert_eq!(s.acquire(b), Acquired::Reserved);
+        for by_value in [false, true] {
+            let mut s = store(0, by_value);
+            let slots = s.plan().classes[0].slots;
+            for b in 0..slots {
+                assert_eq!(s.acquire(b), Acquired::Reserved);
+            }
+            assert_eq!(s.acquire(slots), Acquired::Full, "all are loading");
+            for b in 0..slots {
+                s.filled(b);
+                s.pin(b);
+            }
+            assert_eq!(s.acquire(slots), Acquired::Full, "all are pinned");
+            s.unpin(3);
+            assert_eq!(s.acquire(slots), Acquired::Reserved);
+            assert_eq!(s.state(3), State::Absent);
         }
-        assert_eq!(s.acquire(slots), Acquired::Full, "all are loading");
-        for b in 0..slots {
-            s.filled(b);
-            s.pin(b);
-        }
-        assert_eq!(s.acquire(slots), Acquired::Full, "all are pinned");
-        s.unpin(3);
-        assert_eq!(s.acquire(slots), Acquired::Reserved);
-        assert_eq!(s.state(3), State::Absent);
     }
 
     #[test]
     fn a_failed_read_frees_its_slot_and_is_reported_once() {
-        let mut s = store(0);
+        let mut s = store(0, true);
         assert_eq!(s.acquire(0), Acquired::Reserved);
         s.failed(0);
         assert_eq!(s.acquire(0), Acquired::Failed);
@@ -237,12 +259,14 @@ mod tests {
         assert_eq!(s.acquire(0), Acquired::Reserved);
     }
 
-    #[derive(Debug, Clone, Copy)]
+    #[derive(Debug, Clone)]
     enum Op {
         Acquire(u32),
         Finish(usize, bool),
         Pin(u32),
         Unpin(usize),
+        Begin,
+        Value(usize, Vec<f32>),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -251,13 +275,15 @@ mod tests {
             4 => (any::<usize>(), any::<bool>()).prop_map(|(i, ok)| Op::Finish(i, ok)),
             1 => (0..48u32).prop_map(Op::Pin),
             1 => any::<usize>().prop_map(Op::Unpin),
+            1 => Just(Op::Begin),
+            1 => (0..6usize, proptest::collection::vec(any::<f32>(), 8)).prop_map(|(t, v)| Op::Value(t, v)),
         ]
     }
 
     proptest! {
         #[test]
-        fn slots_are_never_shared_nor_outside_the_budget(ops in proptest::collection::vec(op(), 1..400), spare in 0..30_000u64) {
-            let mut s = store(spare);
+        fn slots_are_never_shared_nor_outside_the_budget(ops in proptest::collection::vec(op(), 1..400), spare in 0..30_000u64, by_value: bool) {
+            let mut s = store(spare, by_value);
             let budget = s.plan().bytes();
             let (mut loading, mut pinned) = (Vec::new(), Vec::new());
             for op in ops {
@@ -279,6 +305,8 @@ mod tests {
                         let b = pinned.swap_remove(i % pinned.len());
                         s.unpin(b);
                     }
+                    Op::Begin => s.layer_begins(),
+                    Op::Value(tensor, values) => s.set_values(tensor, &values),
                     _ => {}
                 }
                 let mut seen = HashSet::new();

@@ -2,6 +2,7 @@
 
 mod bench;
 mod inspect;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -19,12 +20,14 @@ struct Cli {
 enum Command {
     Bench(bench::Args),
     Inspect(inspect::Args),
+    Sim(sim::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Sim(args) => sim::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,206 @@
+//! `les sim`: a trace of the routers, replayed under several replacement policies and sizes of the cache.
+
+mod plot;
+mod queues;
+mod replay;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::ValueEnum;
+use les::store::{Lru, Policy, Valued};
+use serde::Serialize;
+
+use queues::{S3Fifo, Sieve};
+use replay::{Device, Summary, Trace};
+use values::{Average, Future, Learned, Signal, Values};
+
+/// Replay a trace (--les-trace): what a cache would read under each policy
+#[derive(clap::Args)]
+pub struct Args {
+    /// The trace
+    trace: PathBuf,
+    /// Policies to compare; all when not given
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    policy: Vec<Kind>,
+    /// Sizes of the cache, in percent of the experts
+    #[arg(long, value_name = "N%", value_delimiter = ',', default_value = "5%,10%,20%,40%,60%", value_parser = parse_part)]
+    cache: Vec<f64>,
+    /// 10^6 bytes that the device reads per second
+    #[arg(long, value_name = "MB/s", default_value_t = 1500.0)]
+    bandwidth: f64,
+    /// What a layer's reads take besides, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 150.0)]
+    latency: f64,
+    /// What computing a token takes, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 170.0)]
+    compute: f64,
+    /// Draw the hit rates into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A replacement policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    /// The least recently used goes
+    Lru,
+    /// First in, first out, except what was used meanwhile
+    Sieve,
+    /// A small and a main queue, and a memory of what was dropped
+    S3Fifo,
+    /// The average of picks, 0.9 of which stays at each token
+    #[value(name = "picks-0.9")]
+    #[serde(rename = "picks-0.9")]
+    Picks90,
+    /// The same with 0.98
+    #[value(name = "picks-0.98")]
+    #[serde(rename = "picks-0.98")]
+    Picks98,
+    /// The average of the routers' scores, 0.8 of which stays
+    #[value(name = "scores-0.8")]
+    #[serde(rename = "scores-0.8")]
+    Scores80,
+    /// The average of how near scores came to being picked, 0.95 of which stays
+    #[value(name = "near-0.95")]
+    #[serde(rename = "near-0.95")]
+    Near95,
+    /// What the library does
+    Learned,
+    /// What is needed last goes: knows the future
+    Optimal,
+}
+
+impl Kind {
+    /// Its name on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
+    }
+
+    fn replay(self, trace: &Trace, slots: usize) -> Vec<replay::Missed> {
+        let n = trace.n_blocks();
+        let average = |signal, keep| -> Box<dyn Values> { Box::new(Average::new(trace, signal, keep)) };
+        let values = match self {
+            Self::Lru | Self::Sieve | Self::S3Fifo => None,
+            Self::Picks90 => Some(average(Signal::Picks, 0.9)),
+            Self::Picks98 => Some(average(Signal::Picks, 0.98)),
+            Self::Scores80 => Some(average(Signal::Scores, 0.8)),
+            Self::Near95 => Some(average(Signal::Near, 0.95)),
+            Self::Learned => Some(Box::new(Learned::new(trace)) as Box<dyn Values>),
+            Self::Optimal => Some(Box::new(Future::new(trace)) as Box<dyn Values>),
+        };
+        let policy: Box<dyn Policy> = match self {
+            Self::Lru => Box::new(Lru::new(n, 1)),
+            Self::Sieve => Box::new(Sieve::new(n)),
+            Self::S3Fifo => Box::new(S3Fifo::new(n, slots)),
+            _ => Box::new(Valued::of(trace.n_expert.iter().map(|&n| (n as u32, 0)))),
+        };
+        trace.replay(policy, values, slots)
+    }
+}
+
+/// One policy with one size.
+#[derive(Debug, Serialize)]
+struct Row {
+    policy: Kind,
+    /// As a part of the experts.
+    cache: f64,
+    slots: usize,
+    second_half: Summary,
+    whole: Summary,
+    /// Bytes per token over those of the optimal policy.
+    times_optimal: [f64; 2],
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    tokens: usize,
+    device: Device,
+    rows: &'a [Row],
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the trace cannot be read or the picture cannot be written.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let device = Device { mb_per_s: args.bandwidth, latency_us: args.latency, compute_ms: args.compute };
+    ensure!(device.mb_per_s > 0.0 && device.mb_per_s.is_finite(), "--bandwidth must be more than 0");
+    ensure!(
+        [device.latency_us, device.compute_ms].iter().all(|&t| (0.0..1e9).contains(&t)),
+        "times must not be negative"
+    );
+    let trace = Trace::read(&args.trace)?;
+    let kinds = if args.policy.is_empty() { Kind::value_variants() } else { &args.policy };
+    let rows: Vec<Row> = args.cache.iter().flat_map(|&cache| compare(&trace, cache, kinds, &device)).collect();
+    if let Some(path) = &args.svg {
+        plot::draw(path, &trace.model, &rows)?;
+    }
+    let mut text = if args.json {
+        let tokens = trace.passes.last().map_or(0, |p| p.token + 1);
+        serde_json::to_string_pretty(&Report { model: &trace.model, tokens, device, rows: &rows })?
+    } else {
+        table(&rows)?
+    };
+    text.push('\n');
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn compare(trace: &Trace, cache: f64, kinds: &[Kind], device: &Device) -> Vec<Row> {
+    // less than one layer of a token needs holds nothing worth comparing
+    let slots = ((cache * trace.n_blocks() as f64) as usize).max(trace.most_used);
+    let half = trace.passes.last().map_or(0, |p| p.token.div_ceil(2));
+    let run = |kind: Kind| {
+        let missed = kind.replay(trace, slots);
+        [half, 0].map(|from| trace.summary(&missed, from, device))
+    };
+    let optimal = run(Kind::Optimal);
+    let row = |&policy: &Kind| {
+        let [second_half, whole] = if policy == Kind::Optimal { optimal } else { run(policy) };
+        let over =
+            |s: Summary, o: Summary| if o.bytes_per_token > 0.0 { s.bytes_per_token / o.bytes_per_token } else { 1.0 };
+        let times_optimal = [over(second_half, optimal[0]), over(whole, optimal[1])];
+        Row { policy, cache, slots, second_half, whole, times_optimal }
+    };
+    kinds.iter().map(row).collect()
+}
+
+fn table(rows: &[Row]) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    writeln!(out, "{:17}{:^40} {:^40}", "", "second half", "whole")?;
+    let columns = format!("{:>7} {:>12} {:>9} {:>9}", "hits", "MiB/token", "x optimal", "wait ms");
+    write!(out, "{:>5} {:11}{columns} {columns}", "cache", "policy")?;
+    let mut last = 0.0;
+    for row in rows {
+        if row.cache != last {
+            writeln!(out)?;
+            last = row.cache;
+        }
+        write!(out, "\n{:>4.0}% {:11}", 100.0 * row.cache, row.policy.name())?;
+        for (i, (s, times)) in [row.second_half, row.whole].into_iter().zip(row.times_optimal).enumerate() {
+            let gap = if i == 0 { "" } else { " " };
+            let mib = s.bytes_per_token / f64::from(1 << 20);
+            write!(out, "{gap}{:>6.1}% {mib:>12.2} {times:>9.2} {:>9.2}", 100.0 * s.hit_rate, s.wait_ms_per_token)?;
+        }
+    }
+    Ok(out)
+}
+
+fn parse_part(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>().ok();
+    number
+        .filter(|n| *n > 0.0 && *n <= 100.0)
+        .map(|n| n / 100.0)
+        .ok_or_else(|| "use a percentage, such as 10%".to_owned())
+}
