@@ -38,9 +38,15 @@ class IdentityDocmoe(unittest.TestCase):
 
     def test_read_order_and_depth(self):
         for io in ["uring", "pread"]:
-            for more in [{"fault": "reorder"}, {"fault": "slow@5:20"}, {"depth": 1}, {"depth": 64}]:
+            for more in [{"fault": "reorder", "lookahead": 1}, {"fault": "slow@5:20", "lookahead": 1}, {"depth": 1},
+                         {"depth": 64}]:
                 with self.subTest(io=io, **more):
                     self.check(harness.les("min", io, **more), "--scenarios", "decode,prompt64", names=["Q4_K_M"])
+
+    def test_lookahead(self):
+        for cache, lookahead in itertools.product(["min", "50%"], [0, 2, 8]):
+            with self.subTest(cache=cache, lookahead=lookahead):
+                self.check(harness.les(cache, lookahead=lookahead), names=["Q4_K_M"])
 
     def test_long_decode(self):
         """Long enough for evictions to happen at half the cache."""

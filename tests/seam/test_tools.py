@@ -95,14 +95,23 @@ class Tools(unittest.TestCase):
     @unittest.skipIf(SELF, "LES only")
     def test_flags(self):
         """The flags do what the environment does."""
-        stats = self.tmp / "flags.json"
+        stats, trace = self.tmp / "flags.json", self.tmp / "trace.jsonl"
         done = harness.run([PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", PROMPT, "-n", "8",
                             "-no-cnv", "--les", "on", "--les-cache", "min", "--les-io", "pread", "--les-io-depth", "4",
-                            "--les-stats", stats])
+                            "--les-lookahead", "2", "--les-stats", stats, "--les-trace", trace])
         self.assertEqual(done.returncode, 0, done.shown)
         written = harness.read_stats(stats)
         self.assertGreater(harness.total(written, "bytes_read"), 0)
         self.assertEqual((written["engine"], written["io_depth"]), ("pread", 4))
+        # one layer ahead most picks are right, two layers ahead fewer; many guesses are read, most of them used
+        near, far = written["recall"]
+        self.assertGreater(near["at_k"], 0.6 * near["picks"])
+        self.assertGreater(near["at_k"] * far["picks"], far["at_k"] * near["picks"])
+        self.assertGreater(written["guessed"], 100)
+        self.assertGreater(written["guessed_in_time"] + written["guessed_late"], written["guessed_wasted"])
+        sim = harness.run([PATCHED.tool("les"), "sim", trace])
+        self.assertEqual(sim.returncode, 0, sim.shown)
+        self.assertIn("optimal", sim.stdout)
 
 
 @unittest.skipIf(SELF, "LES only")
