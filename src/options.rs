@@ -75,7 +75,7 @@ impl FromStr for CacheSize {
 /// Reads what `--les-lookahead` takes.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it is neither `auto` nor a number up to [`MAX_DEPTH`](crate::lookahead::MAX_DEPTH).
+/// [`Error::Invalid`] when it is neither `auto` nor a number up to [`MAX_DEPTH`].
 pub fn parse_lookahead(text: &str) -> Result<Option<usize>> {
     match text.parse() {
         _ if text.is_empty() || text == "auto" => Ok(None),
