@@ -134,7 +134,9 @@ std::string summary(const ggml_les_model * model) {
     if (les_model_stats(model->handle, &s) != LES_OK) {
         return model->name + ": no expert was used";
     }
-    const les_phase & p = s.decode.tokens > 0 ? s.decode : s.prompt;
+    // the warm-up is one token
+    const bool generated = s.decode.tokens > 1 || s.prompt.tokens == 0;
+    const les_phase & p = generated ? s.decode : s.prompt;
     const double tokens = std::max<double>(p.tokens, 1);
     std::string speed;
     char buf[512];
@@ -147,7 +149,7 @@ std::string summary(const ggml_les_model * model) {
         "cache %.0f MiB, peak memory %.0f MiB",
         model->name.c_str(), speed.c_str(), 100.0 * p.hits / std::max<uint64_t>(p.requests, 1),
         p.bytes_read / tokens / 1048576.0, p.wait_ns / tokens / 1e6,
-        s.decode.tokens > 0 ? "generation" : "prompt", s.cache_bytes / 1048576.0, s.peak_rss_bytes / 1048576.0);
+        generated ? "generation" : "prompt", s.cache_bytes / 1048576.0, s.peak_rss_bytes / 1048576.0);
     return buf;
 }
 
@@ -233,8 +235,14 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         ? les_model_open(fname, &handle, err, err_len)
         : les_model_open_shards(splits, n_splits, &handle, err, err_len);
     if (status != LES_OK) {
-        GGML_LOG_WARN("les: %s\n", err);
-        return mode != "on";
+        const bool needed = mode == "on";
+        if (!needed) {
+            GGML_LOG_WARN("les: %s\n", err);
+        } else if (!no_alloc) {
+            std::lock_guard<std::mutex> lock(state().mutex);
+            state().message = err;
+        }
+        return !needed;
     }
 
     ggml_les_model * model = new ggml_les_model();

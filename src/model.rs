@@ -186,7 +186,8 @@ impl Model {
             message: format!(
                 "{experts} of experts stream from the file through a cache of {how} (at least {}, at most {}); \
                  --les-cache sets it, --les off loads all",
-                Size(floor),
+                // rounded up: it is what --les-cache must be given
+                Size(floor.next_multiple_of(1 << 20)),
                 Size(all)
             ),
         })
