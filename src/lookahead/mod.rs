@@ -131,7 +131,6 @@ impl Lookahead {
         let Some(at) = self.site_of[tensor] else { return Vec::new() };
         for (d, prediction) in self.sites[at].predictions.iter_mut().enumerate() {
             prediction.settle(picks, &mut self.calibrations[d], &mut self.recalls[d]);
-            prediction.clear();
         }
         let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS);
         if !due || rows.len() > MOST_ROWS || rows.len() != n_rows {
@@ -155,7 +154,7 @@ impl Lookahead {
         let router = site.router.as_ref()?;
         let factor = site.factors.get(distance - 1)?;
         let prediction = &mut site.predictions[distance - 1];
-        prediction.clear();
+        prediction.begin();
         for row in rows.iter().filter(|row| row.len() == router.n_embd()) {
             self.input.set(row, factor);
             router.scores(&self.input, &mut self.row);
@@ -174,13 +173,14 @@ impl Lookahead {
         if self.trace.is_none() && self.keep.is_none() {
             return Ok(());
         }
-        self.scores.clear();
-        if let Some(router) = &self.sites[at].router {
-            for row in rows.iter().skip(rows.len().saturating_sub(WINDOW)).filter(|row| row.len() == router.n_embd()) {
-                self.input.set(row, &[]);
-                router.scores(&self.input, &mut self.row);
-                self.scores.extend_from_slice(&self.row);
+        // what was predicted is close enough to learn from, and costs nothing
+        let predicted = self.sites[at].predictions.first().and_then(Prediction::scores);
+        match predicted.filter(|_| self.trace.is_none()) {
+            Some(scores) => {
+                self.scores.clear();
+                self.scores.extend_from_slice(scores);
             }
+            None => self.score(at, rows),
         }
         if let Some(keep) = &mut self.keep {
             keep.observe(at, n_rows, picks, &self.scores);
@@ -189,6 +189,17 @@ impl Lookahead {
         let rounded = |row: &[f32]| row.iter().map(|s| (s * 1000.0).round() / 1000.0).collect();
         let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
         trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores })
+    }
+
+    /// The scores of the last rows, in `self.scores`.
+    fn score(&mut self, at: usize, rows: &[&[f32]]) {
+        self.scores.clear();
+        let Some(router) = &self.sites[at].router else { return };
+        for row in rows.iter().skip(rows.len().saturating_sub(WINDOW)).filter(|row| row.len() == router.n_embd()) {
+            self.input.set(row, &[]);
+            router.scores(&self.input, &mut self.row);
+            self.scores.extend_from_slice(&self.row);
+        }
     }
 
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert. `None` when nothing is

@@ -31,6 +31,10 @@ pub(super) struct Prediction {
     bins: Vec<u8>,
     /// Row by row: the `2k` best, in order.
     ranked: Vec<u16>,
+    /// Row by row, expert by expert; kept until the next prediction.
+    scores: Vec<f32>,
+    /// The pass that was predicted is the one that was settled last.
+    came: bool,
     rows: usize,
     n_expert: usize,
     n_used: usize,
@@ -39,10 +43,17 @@ pub(super) struct Prediction {
 const NONE: u8 = u8::MAX;
 
 impl Prediction {
-    pub(super) fn clear(&mut self) {
+    /// Begins a prediction, without rows.
+    pub(super) fn begin(&mut self) {
         self.bins.clear();
         self.ranked.clear();
+        self.scores.clear();
         self.rows = 0;
+    }
+
+    /// The scores that were predicted for the pass that was settled last, row by row, expert by expert.
+    pub(super) fn scores(&self) -> Option<&[f32]> {
+        self.came.then_some(&self.scores)
     }
 
     /// Adds a row: `scores` of all experts, of which `n_used` will be picked.
@@ -52,6 +63,7 @@ impl Prediction {
             return;
         }
         (self.n_expert, self.n_used, self.rows) = (n, n_used, self.rows + 1);
+        self.scores.extend_from_slice(scores);
         let mut order: Vec<u16> = (0..n as u16).collect();
         let falling = |a: &u16, b: &u16| scores[usize::from(*b)].total_cmp(&scores[usize::from(*a)]);
         let best = (2 * n_used).min(n);
@@ -84,14 +96,16 @@ impl Prediction {
         guesses
     }
 
-    /// The router has picked `picks`, row by row. Teaches the calibration and counts.
-    pub(super) fn settle(&self, picks: &[i32], calibration: &mut Calibration, recall: &mut Recall) {
-        if self.rows == 0 || picks.len() != self.rows * self.n_used {
+    /// The router has picked `picks`, row by row. Teaches the calibration and counts, once.
+    pub(super) fn settle(&mut self, picks: &[i32], calibration: &mut Calibration, recall: &mut Recall) {
+        let rows = std::mem::take(&mut self.rows);
+        self.came = rows > 0 && picks.len() == rows * self.n_used;
+        if !self.came {
             return;
         }
         let mut picked = vec![false; self.n_expert];
-        let best = self.ranked.len() / self.rows;
-        for row in 0..self.rows {
+        let best = self.ranked.len() / rows;
+        for row in 0..rows {
             let picks = &picks[row * self.n_used..(row + 1) * self.n_used];
             picked.fill(false);
             for &e in picks {
@@ -140,9 +154,15 @@ mod tests {
         let mut recall = Recall::default();
         p.settle(&[1, 7], &mut calibration, &mut recall);
         assert_eq!(recall, Recall { picks: 2, at_k: 1, at_2k: 2 });
+        assert_eq!(p.scores().map(<[f32]>::len), Some(8));
+        // the next pass was not predicted
+        p.settle(&[1, 7], &mut calibration, &mut recall);
+        assert_eq!((recall.picks, p.scores()), (2, None));
         // picks that do not fit the prediction are of another batch
+        p.begin();
+        p.push(&[0.0, 5.0, 1.0, 4.0, 0.5, 0.2, 0.1, 3.9], 2);
         p.settle(&[1, 7, 3], &mut calibration, &mut recall);
-        assert_eq!(recall.picks, 2);
+        assert_eq!((recall.picks, p.scores()), (2, None));
     }
 
     #[test]
