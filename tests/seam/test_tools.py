@@ -221,7 +221,7 @@ class Server(unittest.TestCase):
     def test_a_failed_read_is_an_error_of_that_request(self):
         """The server lives on, and the next request gets the right text."""
         expected = self.text(*plain("llama-server"))
-        process, port = self.start(PATCHED.tool("llama-server"), harness.les("min", fault="eio@600"))
+        process, port = self.start(PATCHED.tool("llama-server"), harness.les("min", fault="eio@200"))
         answers = []
         for _ in range(3):
             try:
