@@ -115,12 +115,11 @@ impl Streamer {
         let last = guesses.iter().map(|g| g.tensor).max().unwrap_or(at);
         core.release_held(at..=last.max(at));
         for Guesses { tensor, experts } in guesses {
-            for t in std::iter::once(tensor).chain(&self.later[*tensor]).copied() {
+            for t in self.parts_from(*tensor) {
                 if !core.uses(t) {
                     continue;
                 }
-                let first = core.store.plan().tensors[t].first_block;
-                for block in experts.iter().map(|guess| first + guess.expert) {
+                for block in self.blocks_of(core, t, experts.iter().map(|guess| guess.expert)) {
                     match core.store.state(block) {
                         State::Absent => core.ahead.queue.push_back(block),
                         State::Ready | State::Loading => core.hold(block, *tensor),
@@ -141,21 +140,17 @@ impl Streamer {
             if core.store.state(block) != State::Absent {
                 continue;
             }
-            if core.store.acquire(block) != Acquired::Reserved {
+            if self.take_slot(core, block) != Acquired::Reserved {
                 // every slot is taken by what is needed now
                 core.ahead.queue.clear();
                 break;
             }
-            self.arena.touched(core.store.take_fresh_bytes());
-            core.asked[block as usize] = core.pass;
-            let (t, range) = self.extent_of(core, block);
-            core.stats.read(self.index.tensors[t].layer, range.len);
-            core.stats.guess_read(range.len);
-            let lead = self.lead_of[t];
-            core.hold(block, lead);
+            let read = self.read_of(core, block);
+            core.stats.guess_read(read.len as u64);
+            core.hold(block, self.lead_of[self.tensor_of[block as usize] as usize]);
             let mark = &mut core.ahead.marks[block as usize];
             (mark.unproven, mark.in_flight) = (true, true);
-            batch.push(self.read_of(core, block));
+            batch.push(read);
             core.in_flight += 1;
         }
         self.hungry.store(usize::from(!core.ahead.queue.is_empty()), Ordering::Relaxed);

@@ -170,7 +170,7 @@ impl Streamer {
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert.
     pub fn set_values(&self, tensor: usize, values: &[f32]) {
         let store = &mut self.core.lock().store;
-        std::iter::once(&tensor).chain(&self.later[tensor]).for_each(|&tensor| store.set_values(tensor, values));
+        self.parts_from(tensor).for_each(|tensor| store.set_values(tensor, values));
     }
 
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {
@@ -310,17 +310,42 @@ impl Streamer {
         core
     }
 
-    /// Has `block` read: it holds a slot from now on. Answers whether there was one.
-    fn reserve(&self, core: &mut Core, block: BlockId) -> Acquired {
+    /// Gives `block` a slot that its read will fill. Answers whether there was one.
+    fn take_slot(&self, core: &mut Core, block: BlockId) -> Acquired {
         let answer = core.store.acquire(block);
         if answer == Acquired::Reserved {
-            core.queue.push_back(block);
             core.asked[block as usize] = core.pass;
             self.arena.touched(core.store.take_fresh_bytes());
             let (t, range) = self.extent_of(core, block);
             core.stats.read(self.index.tensors[t].layer, range.len);
         }
         answer
+    }
+
+    /// Has `block` read: it holds a slot from now on. Answers whether there was one.
+    fn reserve(&self, core: &mut Core, block: BlockId) -> Acquired {
+        let answer = self.take_slot(core, block);
+        if answer == Acquired::Reserved {
+            core.queue.push_back(block);
+        }
+        answer
+    }
+
+    /// `tensor` and those that its layer and group use after it.
+    fn parts_from(&self, tensor: usize) -> impl Iterator<Item = usize> {
+        std::iter::once(tensor).chain(self.later[tensor].iter().copied())
+    }
+
+    /// The blocks of those `experts` that `tensor` has.
+    fn blocks_of<I: Iterator<Item = u32>>(
+        &self,
+        core: &Core,
+        tensor: usize,
+        experts: I,
+    ) -> impl Iterator<Item = BlockId> + use<I> {
+        let first = core.store.plan().tensors[tensor].first_block;
+        let n_expert = self.index.tensors[tensor].n_expert();
+        experts.filter(move |&e| e < n_expert).map(move |e| first + e)
     }
 
     fn failure(&self, core: &mut Core, block: BlockId) -> Arc<Error> {

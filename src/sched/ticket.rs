@@ -451,7 +451,7 @@ impl Streamer {
     fn touch_along(&self, core: &mut Core, tensor: usize, experts: &[u32]) -> Vec<BlockId> {
         let plan = core.store.plan();
         let mut wanted = vec![0; plan.classes.len()];
-        for &t in std::iter::once(&tensor).chain(&self.later[tensor]) {
+        for t in self.parts_from(tensor) {
             wanted[plan.tensors[t].class] += experts.len();
         }
         if wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize) {
@@ -462,9 +462,7 @@ impl Streamer {
             if !core.uses(t) {
                 continue;
             }
-            let first = core.store.plan().tensors[t].first_block;
-            let n_expert = self.index.tensors[t].n_expert();
-            for block in experts.iter().filter(|&&e| e < n_expert).map(|e| first + e) {
+            for block in self.blocks_of(core, t, experts.iter().copied()) {
                 match core.store.state(block) {
                     State::Absent => absent.push(block),
                     State::Failed => {}

@@ -67,6 +67,9 @@ fn slots_of_guesses_go_to_those_who_need_them() {
     let (s, shared) = streamer(Setup::default());
     let slots = s.core.lock().store.plan().classes[0].slots;
     assert!(slots < 24, "the test wants a small store");
+    for tensor in 3..6 {
+        run(&s, &shared, tensor, &[]).unwrap();
+    }
     for tensor in [0, 1, 2, 0] {
         let ticket = Ticket::open(s.clone(), request(tensor, &all, 1)).unwrap();
         s.guess(0, &guesses(3, &[0, 1, 2, 3, 4, 5, 6, 7]));
@@ -74,6 +77,9 @@ fn slots_of_guesses_go_to_those_who_need_them() {
         settle(&s);
     }
     // all slots are guesses' when the next operation begins
+    s.guess(0, &guesses(3, &[0, 1, 2, 3, 4, 5, 6, 7]));
+    settle(&s);
+    assert_eq!(pins(&s), slots);
     assert_eq!(run(&s, &shared, 1, &all).unwrap().len(), 8);
     s.guess(3, &[]);
     s.guess(0, &[]);
@@ -104,4 +110,12 @@ fn tensors_that_are_never_used_are_not_read_ahead() {
     let order = shared.order.lock();
     let down = order.iter().filter(|&&b| (16..24).contains(&b) || (40..48).contains(&b)).count();
     assert_eq!(down, 4, "in the first pass nobody knows");
+}
+
+#[test]
+fn a_guess_that_a_part_does_not_have_is_left_out() {
+    let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
+    s.guess(0, &guesses(3, &[8, u32::MAX, 7]));
+    settle(&s);
+    assert_eq!(*shared.order.lock(), [31, 39, 47]);
 }

@@ -79,7 +79,6 @@ impl Trace {
         &self,
         mut policy: Box<dyn Policy>,
         mut values: Option<Box<dyn Values>>,
-
         slots: usize,
     ) -> Vec<Missed> {
         let firsts: Vec<u32> =
