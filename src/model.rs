@@ -226,6 +226,7 @@ impl Model {
         let budget = self.budget(options.cache, available(promise.0))?;
         let plan = self.layout.cut(budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
+        arena.commit_ahead();
         let depth = if options.io_depth == 0 { DEFAULT_DEPTH } else { options.io_depth };
         let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault.clone())?;
         if let Some(notice) = opened.notice {
