@@ -318,7 +318,11 @@ fn reserve(available: u64) -> u64 {
     ((available as f64 * RESERVE_PART) as u64).max(RESERVE_LEAST)
 }
 
-fn fault_plan() -> Result<Option<FaultPlan>> {
+/// What [`FAULT_VARIABLE`] asks for.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is no plan.
+pub fn fault_plan() -> Result<Option<FaultPlan>> {
     match std::env::var(FAULT_VARIABLE) {
         Ok(plan) if !plan.is_empty() => plan.parse().map(Some),
         _ => Ok(None),

@@ -32,6 +32,25 @@ pub struct Phase {
     pub guess_ns: u64,
 }
 
+/// The counters as they were when so many tokens had been generated: what came later is the difference to the end.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Mark {
+    /// As in [`Stats`].
+    pub decode: Phase,
+    /// As in [`Stats`].
+    pub guessed: u64,
+    /// As in [`Stats`].
+    pub guessed_in_time: u64,
+    /// As in [`Stats`].
+    pub guessed_late: u64,
+    /// As in [`Stats`].
+    pub guessed_wasted: u64,
+    /// As in [`Stats`].
+    pub decode_ns: u64,
+    /// As in [`Stats`].
+    pub decode_steps: u64,
+}
+
 /// Counters of one layer, both phases together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LayerStats {
@@ -84,6 +103,8 @@ pub struct Stats {
     pub decode_ns: u64,
     /// Steps in `decode_ns`.
     pub decode_steps: u64,
+    /// As it was after 1, 2, 4, 8, ... generated tokens: how the cache has filled.
+    pub marks: Vec<Mark>,
     /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
     /// Per layer.
@@ -134,6 +155,7 @@ impl Stats {
             recall: Vec::new(),
             decode_ns: 0,
             decode_steps: 0,
+            marks: Vec::new(),
             peak_rss_bytes: 0,
             step_tensor: None,
             layers,
@@ -209,7 +231,6 @@ impl Stats {
     }
 
     fn step(&mut self, rows: usize) {
-        self.phase().tokens += rows as u64;
         let now = Instant::now();
         if let (1, Some(last)) = (rows, self.last_decode) {
             let ns = (now - last).as_nanos() as u64;
@@ -219,6 +240,23 @@ impl Stats {
             self.longest_step_ns = self.longest_step_ns.max(ns);
         }
         self.last_decode = (rows == 1).then_some(now);
+        if rows == 1 && self.decode.tokens.is_power_of_two() {
+            self.mark();
+        }
+        self.phase().tokens += rows as u64;
+    }
+
+    /// A token begins: all that was counted is of those before.
+    fn mark(&mut self) {
+        self.marks.push(Mark {
+            decode: self.decode.clone(),
+            guessed: self.guessed,
+            guessed_in_time: self.guessed_in_time,
+            guessed_late: self.guessed_late,
+            guessed_wasted: self.guessed_wasted,
+            decode_ns: self.decode_ns,
+            decode_steps: self.decode_steps,
+        });
     }
 
     fn phase(&mut self) -> &mut Phase {
@@ -264,6 +302,27 @@ mod tests {
         // the first has none before it, and of the others the longest is left out
         assert!(stats.decode_steps <= 2, "{}", stats.decode_steps);
         assert_eq!(stats.decode.requests, 4 * 4 * 2);
+    }
+
+    #[test]
+    fn what_was_counted_is_marked_after_tokens_that_double() {
+        let mut stats = stats();
+        for token in 0..10 {
+            pass(&mut stats, 1, 0..12);
+            stats.read(0, 100);
+            stats.guess_right(true);
+            // a prompt in between does not count
+            if token == 2 {
+                pass(&mut stats, 5, 0..12);
+            }
+        }
+        let seen =
+            |mark: &Mark| (mark.decode.tokens, mark.decode.requests, mark.decode.bytes_read, mark.guessed_in_time);
+        let marks: Vec<_> = stats.marks.iter().map(seen).collect();
+        assert_eq!(marks, [1, 2, 4, 8].map(|n| (n, 8 * n, 100 * n, n)));
+        // of four tokens the prompt has cut the third from the fourth, and the longest step is left out
+        assert!(stats.marks[2].decode_steps <= 2, "{:?}", stats.marks[2]);
+        assert!(stats.marks[3].decode_ns <= stats.decode_ns && stats.marks[3].decode_steps < stats.decode_steps);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
 use les::index::{Index, ModelFile};
 use les::io::{Completion, Engine, EngineKind, Files, Read};
+use les::model::fault_plan;
 use les::options;
 use les::store::Arena;
 use serde::Serialize;
@@ -138,7 +139,7 @@ fn measure(
     ensure!(file_size / 2 >= slot as u64, "the file is smaller than two reads of {slot} bytes");
     let bytes = slot.checked_mul(depth).context("--size times --depth is out of range")?;
     let arena = Arc::new(Arena::new(bytes)?);
-    let opened = les::io::open(kind, Arc::clone(files), arena, depth, None)?;
+    let opened = les::io::open(kind, Arc::clone(files), arena, depth, fault_plan()?)?;
     if let Some(notice) = opened.notice {
         eprintln!("les: {notice}");
     }
