@@ -18,9 +18,9 @@ use les::lookahead::{LEAST_PROBABILITY, MAX_DEPTH};
 use les::store::{Lru, Policy, Valued};
 use serde::Serialize;
 
-use machine::{Ahead, Device, Machine, Passed};
+pub use machine::{Ahead, Device, Machine, Passed};
 use queues::{S3Fifo, Sieve};
-use replay::{Summary, Trace};
+pub use replay::{Summary, Trace};
 use values::{Average, Future, Learned, Signal, Values};
 
 /// Replay a trace (--les-trace): what a cache would read under each policy
@@ -66,7 +66,7 @@ pub struct Args {
 /// A replacement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Kind {
+pub enum Kind {
     /// The least recently used goes
     Lru,
     /// First in, first out, except what was used meanwhile
@@ -101,7 +101,8 @@ impl Kind {
         self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
     }
 
-    fn replay(self, trace: &Trace, slots: usize, device: &Device, ahead: Ahead) -> Vec<Passed> {
+    /// Replays a trace under this policy, with so many slots.
+    pub fn replay(self, trace: &Trace, slots: usize, device: &Device, ahead: Ahead) -> Vec<Passed> {
         let n = trace.n_blocks();
         let average = |signal, keep| -> Box<dyn Values> { Box::new(Average::new(trace, signal, keep)) };
         let values = match self {
