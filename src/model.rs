@@ -193,8 +193,11 @@ impl Model {
         })
     }
 
-    /// The budget that `cache` means, with so many bytes available.
-    fn budget(&self, cache: CacheSize, available: Option<u64>) -> Result<u64> {
+    /// The budget that `cache` means, in bytes, with so many available once the rest of the model is loaded.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] when it is below the floor; [`Error::Invalid`] for a model without experts.
+    pub fn budget(&self, cache: CacheSize, available: Option<u64>) -> Result<u64> {
         let (floor, all) = self.cache_bounds();
         let budget = match cache {
             CacheSize::Min => floor,

@@ -7,6 +7,8 @@ mod gguf;
 use std::path::PathBuf;
 
 use les::Error;
+use les::lookahead::LEAST_PROBABILITY;
+use les::lookahead::trace::Reader;
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
 use les::sched::{Request, Step};
@@ -120,4 +122,41 @@ fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
     ticket(1e30).unwrap();
     assert!(matches!(ticket(f32::NAN), Err(Error::NotANumber { .. })));
     assert!(matches!(ticket(f32::NEG_INFINITY), Err(Error::NotANumber { .. })));
+}
+
+/// What a trace with lookahead tells: guesses at each layer but the last, more of them than are read.
+#[test]
+fn guesses_are_traced_where_they_are_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let traced = |ahead: usize, rows: usize| {
+        let path = dir.path().join(format!("trace-{ahead}-{rows}"));
+        let model = Model::open(&PathBuf::from("tests/data/docmoe-53m-q4_k_m.gguf")).unwrap();
+        let options = Options {
+            lookahead: Some(ahead),
+            trace: Some(path.clone()),
+            io: "pread".parse().unwrap(),
+            ..options(Mode::On, CacheSize::Min)
+        };
+        model.decide(&options).unwrap();
+        let input: Vec<f32> = (0..256).map(|i| (i as f32).sin()).collect();
+        for tensor in 0..model.index().tensors.len() {
+            let ids: Vec<i32> = (0..4).cycle().take(4 * rows).collect();
+            let request = Request { tensor, ids: &ids, rows, walkers: 1 };
+            let ticket = model.ticket(request, std::iter::repeat_n(&input[..], rows)).unwrap();
+            (0..5).for_each(|position| assert!(ticket.next(position).is_ok()));
+        }
+        drop(model);
+        Reader::open(&path).unwrap().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    for (at, record) in traced(2, 1).iter().enumerate() {
+        assert_eq!(record.guesses.len(), 2.min(7 - at), "layer {at} of 8 looks two layers ahead");
+        for guesses in &record.guesses {
+            assert!(guesses.iter().any(|g| g.1 < LEAST_PROBABILITY), "{guesses:?}");
+            assert!(guesses.iter().any(|g| g.1 >= LEAST_PROBABILITY), "{guesses:?}");
+            assert!(guesses.is_sorted_by(|a, b| a.1 >= b.1), "{guesses:?}");
+        }
+    }
+    for (ahead, rows) in [(0, 1), (2, 9)] {
+        assert!(traced(ahead, rows).iter().all(|record| record.guesses.is_empty() && !record.picks.is_empty()));
+    }
 }

@@ -34,7 +34,7 @@ pub const MAX_DEPTH: usize = 8;
 /// When all that was predicted for so many layers in a row was in memory, only every so many layers are looked at.
 const NEEDLESS: u32 = 64;
 /// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
-const LEAST_PROBABILITY: f32 = 0.6;
+pub const LEAST_PROBABILITY: f32 = 0.6;
 
 /// What is likely to be needed soon.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +68,8 @@ pub struct Lookahead {
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
+    /// For the trace, by distance: what was predicted last.
+    traced: Vec<Vec<(u32, f32)>>,
     /// `None` when nothing is ever evicted.
     keep: Option<Keep>,
     input: Input,
@@ -113,6 +115,7 @@ impl Lookahead {
             needless: 0,
             keep: evicts.then(|| Keep::new(&n_expert)),
             trace,
+            traced: Vec::new(),
             input: Input::default(),
             scores: Vec::new(),
             row: Vec::new(),
@@ -132,7 +135,8 @@ impl Lookahead {
         for (d, prediction) in self.sites[at].predictions.iter_mut().enumerate() {
             prediction.settle(picks, &mut self.calibrations[d], &mut self.recalls[d]);
         }
-        let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS);
+        // a trace is for caches of every size
+        let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS) || self.trace.is_some();
         if !due || rows.len() > MOST_ROWS || rows.len() != n_rows {
             self.needless = self.needless.wrapping_add(u32::from(!due));
             return Vec::new();
@@ -160,7 +164,13 @@ impl Lookahead {
             router.scores(&self.input, &mut self.row);
             prediction.push(&self.row, self.n_used);
         }
-        let experts = prediction.guesses(&self.calibrations[distance - 1], LEAST_PROBABILITY);
+        let least = if self.trace.is_some() { trace::LEAST_PROBABILITY } else { LEAST_PROBABILITY };
+        let mut experts = prediction.guesses(&self.calibrations[distance - 1], least);
+        if self.trace.is_some() {
+            self.traced.resize(distance, Vec::new());
+            self.traced[distance - 1] = experts.iter().map(|g| (g.expert, rounded(g.probability))).collect();
+            experts.retain(|g| g.probability >= LEAST_PROBABILITY);
+        }
         Some(Guesses { tensor: site.tensor, experts })
     }
 
@@ -186,9 +196,10 @@ impl Lookahead {
             keep.observe(at, n_rows, picks, &self.scores);
         }
         let Some(trace) = &mut self.trace else { return Ok(()) };
-        let rounded = |row: &[f32]| row.iter().map(|s| (s * 1000.0).round() / 1000.0).collect();
+        let rounded = |row: &[f32]| row.iter().copied().map(rounded).collect();
         let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
-        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores })
+        let guesses = std::mem::take(&mut self.traced);
+        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores, guesses })
     }
 
     /// The scores of the last rows, in `self.scores`.
@@ -207,6 +218,11 @@ impl Lookahead {
     pub fn values(&self, tensor: usize) -> Option<&[f32]> {
         Some(self.keep.as_ref()?.values(self.site_of[tensor]?))
     }
+}
+
+/// To what the trace tells of a number.
+fn rounded(x: f32) -> f32 {
+    (x * 1000.0).round() / 1000.0
 }
 
 /// What an input of the layer of `from` is multiplied with to resemble one of `to`'s: both are the same normalized

@@ -15,7 +15,7 @@ use super::{Core, Streamer};
 
 /// Guesses are read while fewer reads than this are under way. Enough to keep a device busy, and few enough that those
 /// in the way of what turns out to be needed are soon done.
-const MOST_IN_FLIGHT: usize = 8;
+pub const MOST_IN_FLIGHT: usize = 8;
 
 /// What is known of a block that was guessed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -112,6 +112,10 @@ class Tools(unittest.TestCase):
         sim = harness.run([PATCHED.tool("les"), "sim", trace])
         self.assertEqual(sim.returncode, 0, sim.shown)
         self.assertIn("optimal", sim.stdout)
+        # the trace tells what was predicted, two layers ahead
+        sim = harness.run([PATCHED.tool("les"), "sim", trace, "--lookahead=2", "--json"])
+        self.assertEqual(sim.returncode, 0, sim.shown)
+        self.assertTrue(all("lookahead" in row for row in json.loads(sim.stdout)["rows"]))
 
 
 @unittest.skipIf(SELF, "LES only")
