@@ -109,6 +109,15 @@ class Tools(unittest.TestCase):
         self.assertGreater(near["at_k"] * far["picks"], far["at_k"] * near["picks"])
         self.assertGreater(written["guessed"], 100)
         self.assertGreater(written["guessed_in_time"] + written["guessed_late"], written["guessed_wasted"])
+        # what was promised came true about as often, and the weightier picks are predicted more often than others
+        self.assertLess(written["calibration_error"], 0.1)
+        mass = written["gate_mass"][0]
+        self.assertGreater(mass["at_k"] * near["picks"], near["at_k"] * mass["tokens"])
+        layers = written["layers"]
+        for counter in ["requests", "hits", "late", "misses", "bytes_read", "wait_ns"]:
+            self.assertEqual(sum(layer[counter] for layer in layers), harness.total(written, counter), counter)
+        for counter in ["demand_reads", "demand_bytes", "guessed", "guessed_bytes", "guessed_in_time"]:
+            self.assertEqual(sum(layer[counter] for layer in layers), written[counter], counter)
         sim = harness.run([PATCHED.tool("les"), "sim", trace])
         self.assertEqual(sim.returncode, 0, sim.shown)
         self.assertIn("optimal", sim.stdout)
