@@ -226,6 +226,45 @@ class Server(unittest.TestCase):
         self.assertGreater(len(expected.strip()), 10)
         self.assertEqual(self.text(PATCHED.tool("llama-server"), harness.les("min"), *args), expected)
 
+    def metrics(self, *args):
+        """What /metrics says of streaming after one request, and the statistics written at the end."""
+        with tempfile.TemporaryDirectory() as tmp:
+            process, port = self.start(PATCHED.tool("llama-server"), {}, "--metrics", "--les-stats", f"{tmp}/stats.json",
+                                       *args)
+            self.complete(port)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+            self.stop(process)
+            stats = harness.read_stats(f"{tmp}/stats.json") if Path(f"{tmp}/stats.json").exists() else None
+        self.assertRegex(text, r"(?m)^llamacpp:prompt_tokens_total ")
+        values = dict(re.findall(r"(?m)^llamacpp:les_(\w+) (\S+)$", text))
+        kinds = dict(re.findall(r"(?m)^# TYPE llamacpp:les_(\w+) (\w+)$", text))
+        self.assertEqual(list(kinds), list(values))
+        for name, kind in kinds.items():
+            self.assertEqual(kind, "counter" if name.endswith("_total") else "gauge", name)
+        return {name.removesuffix("_total"): float(value) for name, value in values.items()}, stats
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_metrics(self):
+        les, stats = self.metrics("--les", "on", "--les-cache", "min")
+        self.assertGreater(les["hits"], 0)
+        self.assertLess(les["hits"], les["requests"])
+        self.assertGreater(les["wait_seconds"], 0)
+        self.assertGreater(les["guessed"], 0)
+        self.assertLessEqual(les["guessed_in_time"] + les["guessed_late"] + les["guessed_wasted"], les["guessed"])
+        self.assertEqual(les["read_errors"], 0)
+        # nothing was computed after the request
+        for name in ["requests", "hits", "bytes_read"]:
+            self.assertEqual(les[name], harness.total(stats, name), name)
+        for name in ["guessed", "guessed_in_time", "guessed_late", "evictions", "cache_bytes"]:
+            self.assertEqual(les[name], stats[name], name)
+            self.assertGreaterEqual(les[name], 0)
+        self.assertGreater(min(les["bytes_read"], les["evictions"], les["cache_bytes"]), 0)
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_metrics_of_a_model_that_does_not_stream(self):
+        self.assertEqual(self.metrics("--les", "off"), ({}, None))
+
     @unittest.skipIf(SELF, "LES only")
     def test_a_failed_read_is_an_error_of_that_request(self):
         """The server lives on, and the next request gets the right text."""
