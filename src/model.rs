@@ -295,7 +295,10 @@ impl Model {
         let mut stats = self.streamer.get()?.stats();
         stats.peak_rss_bytes = memory::peak_rss();
         if let Some(lookahead) = self.lookahead.get() {
-            stats.recall = lookahead.lock().recalls().to_vec();
+            let lookahead = lookahead.lock();
+            lookahead.recalls().for_each(|(tensor, recalls)| stats.recalled(tensor, recalls));
+            stats.gate_mass = lookahead.gate_mass().to_vec();
+            stats.calibrated(lookahead.reliability());
         }
         Some(stats)
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::index::Index;
-use crate::lookahead::Recall;
+use crate::lookahead::{GateMass, Recall, Reliability, expected_error};
 use crate::store::Plan;
 
 /// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
@@ -32,19 +32,34 @@ pub struct Phase {
     pub guess_ns: u64,
 }
 
+/// What was read, matrix by matrix of an expert, both phases together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Reads {
+    /// Matrices that were read because an operation asked for them, or for another matrix of the same expert.
+    pub demand_reads: u64,
+    /// Bytes of these, alignment included.
+    pub demand_bytes: u64,
+    /// Matrices that were read because they were guessed.
+    pub guessed: u64,
+    /// Bytes of these, alignment included.
+    pub guessed_bytes: u64,
+    /// Of the guessed, in memory when they were needed.
+    pub guessed_in_time: u64,
+    /// Of the guessed, still being read when they were needed.
+    pub guessed_late: u64,
+    /// Of the guessed, not needed by the pass that they were read for. What is missing to all that were guessed is not
+    /// decided yet, or could not be read.
+    pub guessed_wasted: u64,
+}
+
 /// The counters as they were when so many tokens had been generated: what came later is the difference to the end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Mark {
     /// As in [`Stats`].
     pub decode: Phase,
     /// As in [`Stats`].
-    pub guessed: u64,
-    /// As in [`Stats`].
-    pub guessed_in_time: u64,
-    /// As in [`Stats`].
-    pub guessed_late: u64,
-    /// As in [`Stats`].
-    pub guessed_wasted: u64,
+    #[serde(flatten)]
+    pub reads: Reads,
     /// As in [`Stats`].
     pub decode_ns: u64,
     /// As in [`Stats`].
@@ -61,9 +76,18 @@ pub struct LayerStats {
     /// As in [`Phase`].
     pub hits: u64,
     /// As in [`Phase`].
+    pub late: u64,
+    /// As in [`Phase`].
+    pub misses: u64,
+    /// As in [`Phase`].
     pub bytes_read: u64,
     /// As in [`Phase`].
     pub wait_ns: u64,
+    /// What was read.
+    #[serde(flatten)]
+    pub reads: Reads,
+    /// How good the predictions for this layer were, made one layer before it, two, ...
+    pub recall: Vec<Recall>,
 }
 
 /// A snapshot of a streamer's counters.
@@ -87,18 +111,18 @@ pub struct Stats {
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Matrices of experts that were read because they were guessed.
-    pub guessed: u64,
-    /// Bytes of these.
-    pub guessed_bytes: u64,
-    /// Of these, in memory when they were needed.
-    pub guessed_in_time: u64,
-    /// Of these, still being read when they were needed.
-    pub guessed_late: u64,
-    /// Of these, not needed by the pass that they were read for.
-    pub guessed_wasted: u64,
+    /// What was read, by all layers.
+    #[serde(flatten)]
+    pub reads: Reads,
     /// How good the predictions were, one layer ahead, two, ...
     pub recall: Vec<Recall>,
+    /// How much of the routers' weight was predicted, one layer ahead, two, ...; known while a trace is written.
+    pub gate_mass: Vec<GateMass>,
+    /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
+    pub calibration: Vec<Vec<Reliability>>,
+    /// By how much the probabilities in `calibration` were off, on average over its predictions (the expected calibration
+    /// error). None without predictions.
+    pub calibration_error: Option<f64>,
     /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
     pub decode_ns: u64,
     /// Steps in `decode_ns`.
@@ -113,8 +137,9 @@ pub struct Stats {
     /// they are on another device.
     #[serde(skip)]
     step_tensor: Option<usize>,
+    /// By tensor: where its layer is in `layers`.
     #[serde(skip)]
-    layer_slot: Vec<usize>,
+    layer_of: Vec<usize>,
     #[serde(skip)]
     in_decode: bool,
     #[serde(skip)]
@@ -130,12 +155,12 @@ impl Stats {
     /// All zero.
     pub fn new(index: &Index, plan: &Plan) -> Self {
         let mut layers: Vec<LayerStats> = Vec::new();
-        let mut layer_slot = vec![0; index.tensors.iter().map(|t| t.layer as usize + 1).max().unwrap_or(0)];
+        let mut layer_of = Vec::with_capacity(index.tensors.len());
         for t in &index.tensors {
             if layers.last().is_none_or(|l| l.layer != t.layer) {
-                layer_slot[t.layer as usize] = layers.len();
                 layers.push(LayerStats { layer: t.layer, ..Default::default() });
             }
+            layer_of.push(layers.len() - 1);
         }
         Self {
             engine: "",
@@ -147,19 +172,18 @@ impl Stats {
             prompt: Phase::default(),
             evictions: 0,
             read_errors: 0,
-            guessed: 0,
-            guessed_bytes: 0,
-            guessed_in_time: 0,
-            guessed_late: 0,
-            guessed_wasted: 0,
+            reads: Reads::default(),
             recall: Vec::new(),
+            gate_mass: Vec::new(),
+            calibration: Vec::new(),
+            calibration_error: None,
             decode_ns: 0,
             decode_steps: 0,
             marks: Vec::new(),
             peak_rss_bytes: 0,
             step_tensor: None,
             layers,
-            layer_slot,
+            layer_of,
             in_decode: false,
             last_decode: None,
             longest_step_ns: 0,
@@ -168,7 +192,7 @@ impl Stats {
     }
 
     /// An operation asked for `distinct` experts of `tensor`; of these `[late, missed]` were not in memory.
-    pub fn operation(&mut self, tensor: usize, layer: u32, rows: usize, distinct: usize, absent: [usize; 2]) {
+    pub fn operation(&mut self, tensor: usize, rows: usize, distinct: usize, absent: [usize; 2]) {
         self.in_decode = rows == 1;
         // a smaller one takes over without being counted: the one before has counted this pass
         let first = self.step_tensor.is_none_or(|step| tensor <= step);
@@ -186,22 +210,26 @@ impl Stats {
             phase.hits += hits;
             phase.late += late;
             phase.misses += missed;
-            let l = self.layer(layer);
+            let l = self.layer(tensor);
             l.requests += distinct;
             l.hits += hits;
+            l.late += late;
+            l.misses += missed;
         }
     }
 
-    /// The reading of `bytes` bytes for `layer` was started.
-    pub fn read(&mut self, layer: u32, bytes: u64) {
+    /// The reading of a matrix of `tensor`, of `bytes` bytes, was started: a guess, or needed.
+    pub fn read(&mut self, tensor: usize, bytes: u64, guess: bool) {
         self.phase().bytes_read += bytes;
-        self.layer(layer).bytes_read += bytes;
-    }
-
-    /// The reading of a guess of `bytes` bytes was started.
-    pub fn guess_read(&mut self, bytes: u64) {
-        self.guessed += 1;
-        self.guessed_bytes += bytes;
+        self.layer(tensor).bytes_read += bytes;
+        self.count(tensor, |reads| {
+            let (n, sum) = match guess {
+                true => (&mut reads.guessed, &mut reads.guessed_bytes),
+                false => (&mut reads.demand_reads, &mut reads.demand_bytes),
+            };
+            *n += 1;
+            *sum += bytes;
+        });
     }
 
     /// Asking took so long, of which the guessing.
@@ -211,23 +239,40 @@ impl Stats {
         phase.guess_ns += guessing.as_nanos() as u64;
     }
 
-    /// What a guess has brought, or is bringing, is needed.
-    pub fn guess_right(&mut self, in_time: bool) {
-        self.guessed_in_time += u64::from(in_time);
-        self.guessed_late += u64::from(!in_time);
+    /// What a guess for the layer of `tensor` has brought, or is bringing, is needed.
+    pub fn guess_right(&mut self, tensor: usize, in_time: bool) {
+        self.count(tensor, |reads| {
+            reads.guessed_in_time += u64::from(in_time);
+            reads.guessed_late += u64::from(!in_time);
+        });
     }
 
-    /// The layer of `n` guesses has passed without them.
-    pub fn guess_wasted(&mut self, n: u64) {
-        self.guessed_wasted += n;
+    /// The layer of `tensor` has passed without a guess that was read for it.
+    pub fn guess_wasted(&mut self, tensor: usize) {
+        self.count(tensor, |reads| reads.guessed_wasted += 1);
     }
 
-    /// The computation of `layer` waited.
-    pub fn waited(&mut self, layer: u32, rows: usize, time: Duration) {
+    /// The predictions for the layer of `tensor` were so good, one layer ahead, two, ...
+    pub fn recalled(&mut self, tensor: usize, recalls: &[Recall]) {
+        let layer = self.layer_of[tensor];
+        for sums in [&mut self.recall, &mut self.layers[layer].recall] {
+            sums.resize(recalls.len(), Recall::default());
+            sums.iter_mut().zip(recalls).for_each(|(sum, recall)| *sum += *recall);
+        }
+    }
+
+    /// The predictions' probabilities came true so often, one layer ahead, two, ...
+    pub fn calibrated(&mut self, calibration: Vec<Vec<Reliability>>) {
+        self.calibration_error = expected_error(calibration.iter().flatten());
+        self.calibration = calibration;
+    }
+
+    /// The computation of the layer of `tensor` waited.
+    pub fn waited(&mut self, tensor: usize, rows: usize, time: Duration) {
         let ns = time.as_nanos() as u64;
         self.in_decode = rows == 1;
         self.phase().wait_ns += ns;
-        self.layer(layer).wait_ns += ns;
+        self.layer(tensor).wait_ns += ns;
     }
 
     fn step(&mut self, rows: usize) {
@@ -250,10 +295,7 @@ impl Stats {
     fn mark(&mut self) {
         self.marks.push(Mark {
             decode: self.decode.clone(),
-            guessed: self.guessed,
-            guessed_in_time: self.guessed_in_time,
-            guessed_late: self.guessed_late,
-            guessed_wasted: self.guessed_wasted,
+            reads: self.reads.clone(),
             decode_ns: self.decode_ns,
             decode_steps: self.decode_steps,
         });
@@ -263,9 +305,13 @@ impl Stats {
         if self.in_decode { &mut self.decode } else { &mut self.prompt }
     }
 
-    fn layer(&mut self, layer: u32) -> &mut LayerStats {
-        let slot = self.layer_slot[layer as usize];
-        &mut self.layers[slot]
+    fn layer(&mut self, tensor: usize) -> &mut LayerStats {
+        &mut self.layers[self.layer_of[tensor]]
+    }
+
+    fn count(&mut self, tensor: usize, count: impl Fn(&mut Reads)) {
+        count(&mut self.reads);
+        count(&mut self.layer(tensor).reads);
     }
 }
 
@@ -287,7 +333,7 @@ mod tests {
     /// One pass over the model: the operations of these tensors, in this order.
     fn pass(stats: &mut Stats, rows: usize, tensors: impl IntoIterator<Item = usize>) {
         for tensor in tensors {
-            stats.operation(tensor, tensor as u32 / 6, rows, 2, [0, 0]);
+            stats.operation(tensor, rows, 2, [0, 0]);
         }
     }
 

@@ -12,8 +12,9 @@ pub mod trace;
 
 use std::path::Path;
 
+pub use calibration::{Reliability, expected_error};
 pub use keep::Keep;
-pub use predict::{Guess, Recall};
+pub use predict::{GateMass, Guess, Recall};
 pub use router::{Input, Router};
 
 use calibration::Calibration;
@@ -53,6 +54,8 @@ struct Site {
     factors: Vec<Vec<f32>>,
     /// By distance: what was predicted for the pass that is under way.
     predictions: Vec<Prediction>,
+    /// By distance: how good they were.
+    recalls: Vec<Recall>,
 }
 
 /// The routers of a model, and what they did. Not for several threads at once.
@@ -64,7 +67,8 @@ pub struct Lookahead {
     depth: usize,
     /// By distance.
     calibrations: Vec<Calibration>,
-    recalls: Vec<Recall>,
+    /// By distance.
+    gate_mass: Vec<GateMass>,
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
@@ -99,7 +103,13 @@ impl Lookahead {
                 sites.iter().rev().take(depth).map(|before| factor(before.router.as_ref(), r)).collect()
             });
             site_of[i] = Some(sites.len());
-            sites.push(Site { tensor: i, router, factors, predictions: Vec::new() });
+            sites.push(Site {
+                tensor: i,
+                router,
+                factors,
+                predictions: Vec::new(),
+                recalls: vec![Recall::default(); depth],
+            });
             n_expert.push(t.n_expert() as usize);
         }
         for site in &mut sites {
@@ -111,7 +121,7 @@ impl Lookahead {
             n_used: index.n_expert_used as usize,
             depth,
             calibrations: vec![Calibration::default(); depth],
-            recalls: vec![Recall::default(); depth],
+            gate_mass: vec![GateMass::default(); depth],
             needless: 0,
             keep: evicts.then(|| Keep::new(&n_expert)),
             trace,
@@ -122,9 +132,20 @@ impl Lookahead {
         })
     }
 
-    /// How good the predictions were, by distance: one layer ahead, two, ...
-    pub fn recalls(&self) -> &[Recall] {
-        &self.recalls
+    /// How good the predictions were: the first tensor of each layer, and, one layer ahead, two, ..., what was predicted of
+    /// its picks.
+    pub fn recalls(&self) -> impl Iterator<Item = (usize, &[Recall])> {
+        self.sites.iter().map(|site| (site.tensor, &*site.recalls))
+    }
+
+    /// One layer ahead, two, ...: how much of the routers' weight was predicted. Known while a trace is written.
+    pub fn gate_mass(&self) -> &[GateMass] {
+        &self.gate_mass
+    }
+
+    /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
+    pub fn reliability(&self) -> Vec<Vec<Reliability>> {
+        self.calibrations.iter().map(Calibration::reliability).collect()
     }
 
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
@@ -132,8 +153,9 @@ impl Lookahead {
     /// need, the nearest first.
     pub fn predict(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Vec<Guesses> {
         let Some(at) = self.site_of[tensor] else { return Vec::new() };
-        for (d, prediction) in self.sites[at].predictions.iter_mut().enumerate() {
-            prediction.settle(picks, &mut self.calibrations[d], &mut self.recalls[d]);
+        let site = &mut self.sites[at];
+        for (d, prediction) in site.predictions.iter_mut().enumerate() {
+            prediction.settle(picks, &mut self.calibrations[d], &mut site.recalls[d]);
         }
         // a trace is for caches of every size
         let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS) || self.trace.is_some();
@@ -195,6 +217,7 @@ impl Lookahead {
         if let Some(keep) = &mut self.keep {
             keep.observe(at, n_rows, picks, &self.scores);
         }
+        self.weigh(at, picks);
         let Some(trace) = &mut self.trace else { return Ok(()) };
         let rounded = |row: &[f32]| row.iter().copied().map(rounded).collect();
         let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
@@ -210,6 +233,19 @@ impl Lookahead {
             self.input.set(row, &[]);
             router.scores(&self.input, &mut self.row);
             self.scores.extend_from_slice(&self.row);
+        }
+    }
+
+    /// Counts how much of the router's weight was predicted, where a trace wants the layer's own scores anyway.
+    fn weigh(&mut self, at: usize, picks: &[i32]) {
+        let Site { router: Some(router), predictions, .. } = &self.sites[at] else { return };
+        if self.trace.is_none() {
+            return;
+        }
+        let mut weights = self.scores.clone();
+        weights.chunks_exact_mut(router.n_expert()).for_each(|row| router.weights(row));
+        for (prediction, mass) in predictions.iter().zip(&mut self.gate_mass) {
+            prediction.weigh(picks, &weights, mass);
         }
     }
 

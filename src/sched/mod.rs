@@ -241,6 +241,7 @@ impl Streamer {
             if guessed {
                 // whoever needs it will ask again, and be told
                 core.store.forgive(block);
+                core.ahead.failed(block);
             } else {
                 core.errors.insert(block, error);
             }
@@ -311,21 +312,21 @@ impl Streamer {
         core
     }
 
-    /// Gives `block` a slot that its read will fill. Answers whether there was one.
-    fn take_slot(&self, core: &mut Core, block: BlockId) -> Acquired {
+    /// Gives `block` a slot that its read, a guess or one that is needed, will fill. Answers whether there was one.
+    fn take_slot(&self, core: &mut Core, block: BlockId, guess: bool) -> Acquired {
         let answer = core.store.acquire(block);
         if answer == Acquired::Reserved {
             core.asked[block as usize] = core.pass;
             self.arena.touched(core.store.take_fresh_bytes());
             let (t, range) = self.extent_of(core, block);
-            core.stats.read(self.index.tensors[t].layer, range.len);
+            core.stats.read(t, range.len, guess);
         }
         answer
     }
 
     /// Has `block` read: it holds a slot from now on. Answers whether there was one.
     fn reserve(&self, core: &mut Core, block: BlockId) -> Acquired {
-        let answer = self.take_slot(core, block);
+        let answer = self.take_slot(core, block, false);
         if answer == Acquired::Reserved {
             core.queue.push_back(block);
         }
