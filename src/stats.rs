@@ -355,15 +355,16 @@ mod tests {
         let mut stats = stats();
         for token in 0..10 {
             pass(&mut stats, 1, 0..12);
-            stats.read(0, 100);
-            stats.guess_right(true);
+            stats.read(0, 100, false);
+            stats.guess_right(0, true);
             // a prompt in between does not count
             if token == 2 {
                 pass(&mut stats, 5, 0..12);
             }
         }
-        let seen =
-            |mark: &Mark| (mark.decode.tokens, mark.decode.requests, mark.decode.bytes_read, mark.guessed_in_time);
+        let seen = |mark: &Mark| {
+            (mark.decode.tokens, mark.decode.requests, mark.decode.bytes_read, mark.reads.guessed_in_time)
+        };
         let marks: Vec<_> = stats.marks.iter().map(seen).collect();
         assert_eq!(marks, [1, 2, 4, 8].map(|n| (n, 8 * n, 100 * n, n)));
         // of four tokens the prompt has cut the third from the fourth, and the longest step is left out
