@@ -183,6 +183,8 @@ struct State {
     inside: HashMap<u64, (u64, Instant)>,
     /// Ended, but not before the given time.
     held: Vec<(Instant, Completion)>,
+    /// By the caller's token: what begins when that read has ended.
+    behind: HashMap<u64, Vec<Read>>,
 }
 
 impl fmt::Debug for FaultEngine {
@@ -216,11 +218,39 @@ impl State {
         self.held.iter().map(|&(due, _)| due).min()
     }
 
-    fn deliver(&mut self, now: Instant, reorder: bool, out: &mut Vec<Completion>) {
+    /// Begins a read at `now`. Answers what the wrapped engine must read for it, unless it fails.
+    fn begin(&mut self, plan: &FaultPlan, read: Read, now: Instant) -> Option<Read> {
+        self.count += 1;
+        let n = self.count;
+        if let Some(fault) = plan.fault(n) {
+            // no device has had to do with it
+            self.held.push((now + plan.delay(n), Completion { token: read.token, result: Err(fault.error()) }));
+            return None;
+        }
+        let served = plan.rate().map_or(now, |rate| self.queue.serve(now, read.len, rate));
+        self.inside.insert(n, (read.token, served + plan.delay(n)));
+        Some(Read { token: n, ..read })
+    }
+
+    /// Hands out what is due. Answers whose turn it is then, and since when.
+    fn deliver(&mut self, now: Instant, reorder: bool, out: &mut Vec<Completion>) -> Vec<(Read, Instant)> {
         let (due, held) = self.held.drain(..).partition::<Vec<_>, _>(|&(due, _)| due <= now);
         self.held = held;
+        let mut turns = Vec::new();
+        for (at, completion) in &due {
+            let mut behind = self.behind.remove(&completion.token).unwrap_or_default().into_iter();
+            if let Some(next) = behind.next() {
+                self.behind.insert(next.token, behind.collect());
+                turns.push((next, *at));
+            }
+        }
         let due = due.into_iter().map(|(_, completion)| completion);
-        if reorder { out.extend(due.rev()) } else { out.extend(due) }
+        if reorder {
+            out.extend(due.rev())
+        } else {
+            out.extend(due)
+        }
+        turns
     }
 }
 
@@ -232,26 +262,16 @@ impl Engine for FaultEngine {
     fn submit(&self, reads: &[Read]) {
         let mut state = self.state.lock();
         let now = Instant::now();
-        let mut pass = Vec::with_capacity(reads.len());
-        for read in reads {
-            state.count += 1;
-            let n = state.count;
-            match self.plan.fault(n) {
-                // no device has had to do with it
-                Some(fault) => {
-                    let due = now + self.plan.delay(n);
-                    state.held.push((due, Completion { token: read.token, result: Err(fault.error()) }));
-                }
-                None => {
-                    let served = self.plan.rate().map_or(now, |rate| state.queue.serve(now, read.len, rate));
-                    state.inside.insert(n, (read.token, served + self.plan.delay(n)));
-                    pass.push(Read { token: n, ..*read });
-                }
-            }
-        }
+        let pass: Vec<Read> = reads.iter().filter_map(|&read| state.begin(&self.plan, read, now)).collect();
         drop(state);
         self.inner.submit(&pass);
         self.changed.notify_all();
+    }
+
+    fn submit_in_turn(&self, reads: &[Read]) {
+        let Some((first, behind)) = reads.split_first() else { return };
+        self.state.lock().behind.insert(first.token, behind.to_vec());
+        self.submit(std::slice::from_ref(first));
     }
 
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>) {
@@ -263,7 +283,10 @@ impl Engine for FaultEngine {
             // The more there are, the more there is to reverse.
             let gather = self.plan.reorders() && !state.inside.is_empty() && Instant::now() < until;
             if !gather {
-                state.deliver(Instant::now(), self.plan.reorders(), out);
+                let turns = state.deliver(Instant::now(), self.plan.reorders(), out);
+                let pass: Vec<Read> =
+                    turns.into_iter().filter_map(|(read, at)| state.begin(&self.plan, read, at)).collect();
+                self.inner.submit(&pass);
             }
             let left = until.saturating_duration_since(Instant::now());
             if out.len() > before || left.is_zero() || state.inside.is_empty() && state.held.is_empty() {
@@ -346,6 +369,23 @@ mod tests {
         assert_eq!(due(3) - due(2), Duration::from_millis(250 + 500));
         // a read that comes late does not keep the device
         assert_eq!(due(4) - due(3), Duration::from_millis(250));
+    }
+
+    #[test]
+    fn reads_in_turn_leave_the_device_to_others_between_them() {
+        let engine = engine("rate@1");
+        engine.submit_in_turn(&[read(1, MIB), read(2, MIB), read(3, MIB)]);
+        engine.submit(&[read(4, MIB)]);
+        engine.collect(Duration::ZERO);
+        let mut state = engine.state.lock();
+        let dues: Vec<Instant> = state.held.iter().map(|&(due, _)| due).collect();
+        assert_eq!((dues.len(), dues[1] - dues[0]), (2, Duration::from_secs(1)));
+        let turns = state.deliver(dues[0], false, &mut Vec::new());
+        assert_eq!(turns, [(read(2, MIB), dues[0])]);
+        let begun = state.begin(&engine.plan, turns[0].0, turns[0].1).unwrap();
+        // the other was there first
+        assert_eq!(state.inside[&begun.token], (2, dues[1] + Duration::from_secs(1)));
+        assert_eq!(state.behind[&2], [read(3, MIB)]);
     }
 
     #[test]

@@ -14,6 +14,8 @@ const RETRIES: u32 = 64;
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) read: Read,
+    /// The next one begins when this one has ended.
+    pub(super) leads: bool,
     /// Bytes in place; a multiple of the file's step, so that direct I/O can go on from here.
     got: usize,
     /// Attempts in a row without progress.
@@ -44,7 +46,7 @@ pub(super) enum Next {
 
 impl Flight {
     pub(super) fn new(read: Read) -> Self {
-        Self { read, got: 0, retries: 0 }
+        Self { read, leads: false, got: 0, retries: 0 }
     }
 
     /// What to read next. Fails when the read does not fit the arena or the files: such a read is never started.

@@ -70,6 +70,13 @@ pub trait Engine: Send + Sync {
     /// The caller keeps at most [`Engine::depth`] reads in flight.
     fn submit(&self, reads: &[Read]);
 
+    /// As [`Engine::submit`], for reads that nobody waits for yet: the device gets one after the other, each when the one
+    /// before has ended, without anybody's doing. So what is submitted meanwhile is delayed by one of them at the most. An engine that
+    /// cannot do this takes them as it takes others.
+    fn submit_in_turn(&self, reads: &[Read]) {
+        self.submit(reads);
+    }
+
     /// Appends completions to `out`. Waits for at least one, up to `wait`, when there is none yet and reads are in
     /// flight. At most one thread calls this at a time.
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>);

@@ -38,7 +38,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Read>,
+    /// Reads in turn stand here together.
+    queue: VecDeque<Vec<Read>>,
     done: Vec<Completion>,
     /// Taken over and not yet handed back.
     in_flight: usize,
@@ -70,19 +71,28 @@ impl Pread {
     }
 }
 
+impl Pread {
+    fn take(&self, turns: impl Iterator<Item = Vec<Read>>) {
+        let mut state = self.shared.state.lock();
+        for reads in turns {
+            state.in_flight += reads.len();
+            state.queue.push_back(reads);
+            self.shared.work.notify_one();
+        }
+    }
+}
+
 impl Engine for Pread {
     fn name(&self) -> &'static str {
         "pread"
     }
 
     fn submit(&self, reads: &[Read]) {
-        let mut state = self.shared.state.lock();
-        state.queue.extend(reads);
-        state.in_flight += reads.len();
-        drop(state);
-        for _ in 0..reads.len().min(self.threads.len()) {
-            self.shared.work.notify_one();
-        }
+        self.take(reads.iter().map(|&read| vec![read]));
+    }
+
+    fn submit_in_turn(&self, reads: &[Read]) {
+        self.take(std::iter::once(reads.to_vec()));
     }
 
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>) {
@@ -122,16 +132,18 @@ impl Shared {
     fn work(&self) {
         let mut state = self.state.lock();
         while !state.stop {
-            let Some(read) = state.queue.pop_front() else {
+            let Some(reads) = state.queue.pop_front() else {
                 self.work.wait(&mut state);
                 continue;
             };
-            drop(state);
-            let result = catch_unwind(AssertUnwindSafe(|| self.read(read)))
-                .unwrap_or_else(|_| Err(io::Error::other("the reader thread panicked")));
-            state = self.state.lock();
-            state.done.push(Completion { token: read.token, result });
-            self.ended.notify_one();
+            for read in reads {
+                drop(state);
+                let result = catch_unwind(AssertUnwindSafe(|| self.read(read)))
+                    .unwrap_or_else(|_| Err(io::Error::other("the reader thread panicked")));
+                state = self.state.lock();
+                state.done.push(Completion { token: read.token, result });
+                self.ended.notify_one();
+            }
         }
     }
 

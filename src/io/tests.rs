@@ -171,6 +171,32 @@ fn uring_works_without_timed_waits() {
     churn(&bed, &engine, 200);
 }
 
+/// Also when one of them fails, and when the thread that submitted them has ended.
+#[test]
+fn reads_in_turn_end_one_after_the_other() {
+    each(|kind, bed| {
+        for plan in [None, Some("eio@3"), Some("rate@1000")] {
+            let engine = bed.open(kind, 16, plan);
+            let past_the_end = Read { offset: 1 << 40, ..bed.read(4, 0, 1) };
+            let reads: Vec<Read> = (0..8)
+                .map(|n| Read {
+                    buf: n as usize * SLOT,
+                    ..if n == 4 { past_the_end } else { bed.read(n, n as usize * 5000, SLOT / 2) }
+                })
+                .collect();
+            std::thread::scope(|scope| scope.spawn(|| engine.submit_in_turn(&reads)).join().unwrap());
+            let done = reap_all(&*engine, 8);
+            assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+            for (read, Completion { token, result }) in reads.iter().zip(done) {
+                assert_eq!(result.is_err(), token == 4 || plan == Some("eio@3") && token == 2, "{token}: {result:?}");
+                if result.is_ok() {
+                    bed.assert_right(read);
+                }
+            }
+        }
+    });
+}
+
 /// Each submitter ends right after its last read: what the kernel has queued for it must survive that.
 #[test]
 fn many_submit_while_one_reaps() {

@@ -72,6 +72,26 @@ impl Uring {
         state.flights.len() - state.free.len()
     }
 
+    fn take(&self, flights: impl Iterator<Item = Flight>) {
+        let mut state = self.state.lock();
+        for flight in flights {
+            let flight = Some(flight);
+            let place = match state.free.pop() {
+                Some(place) => {
+                    state.flights[place] = flight;
+                    place
+                }
+                None => {
+                    state.flights.push(flight);
+                    state.flights.len() - 1
+                }
+            };
+            state.waiting.push_back(place);
+        }
+        drop(state);
+        self.flush();
+    }
+
     /// Gives the kernel all that waits. What it does not take now stays, in the ring or in `waiting`, and is tried again
     /// whenever somebody submits or reaps.
     fn flush(&self) {
@@ -102,14 +122,16 @@ impl Uring {
     }
 
     fn entry(&self, flight: Option<&Flight>) -> squeue::Entry {
-        match flight.map(|flight| flight.rest(&self.files, &self.arena)) {
+        let entry = match flight.map(|flight| flight.rest(&self.files, &self.arena)) {
             Some(Ok(Rest { open, offset, len, to })) => {
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
                 opcode::Read::new(Fd(open.file().as_raw_fd()), to, len).offset(offset).build()
             }
             // A read that makes no sense fails as others do, by way of the ring: this wakes the reaper.
             _ => opcode::Nop::new().build(),
-        }
+        };
+        // A hard link: the next one begins however this one ends.
+        if flight.is_some_and(|flight| flight.leads) { entry.flags(squeue::Flags::IO_HARDLINK) } else { entry }
     }
 
     /// Takes what has completed. Reads that came back short wait for their turn again.
@@ -138,6 +160,8 @@ impl Uring {
         };
         match next {
             Next::Again => {
+                // those behind it have begun already
+                flight.leads = false;
                 state.waiting.push_back(place);
                 None
             }
@@ -186,23 +210,16 @@ impl Engine for Uring {
     }
 
     fn submit(&self, reads: &[Read]) {
-        let mut state = self.state.lock();
-        for &read in reads {
-            let flight = Some(Flight::new(read));
-            let place = match state.free.pop() {
-                Some(place) => {
-                    state.flights[place] = flight;
-                    place
-                }
-                None => {
-                    state.flights.push(flight);
-                    state.flights.len() - 1
-                }
-            };
-            state.waiting.push_back(place);
-        }
-        drop(state);
-        self.flush();
+        self.take(reads.iter().map(|&read| Flight::new(read)));
+    }
+
+    fn submit_in_turn(&self, reads: &[Read]) {
+        let last = reads.len().saturating_sub(1);
+        self.take(reads.iter().enumerate().map(|(i, &read)| {
+            let mut flight = Flight::new(read);
+            flight.leads = i < last;
+            flight
+        }));
     }
 
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>) {

@@ -36,6 +36,9 @@ pub const MAX_DEPTH: usize = 8;
 const NEEDLESS: u32 = 64;
 /// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
 pub const LEAST_PROBABILITY: f32 = 0.6;
+/// Of experts that are less likely than this, only the matrix that is used first is: the others can be read while it is
+/// multiplied, if the expert is picked.
+pub const LEAST_FOR_ALL: f32 = 0.8;
 
 /// What is likely to be needed soon.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,21 +1,23 @@
 //! Reads of what may be needed soon, while the device has nothing better to do.
 //!
-//! A guess gets a slot only when its read is issued, and its read is issued only when hardly any other is under way: what
-//! is needed now is never behind more than a few of them. A slot that was filled by a guess is kept until its layer has
-//! passed, but not from those that need it.
+//! A guess gets a slot only when its read is issued, and its read is issued only when nothing that is needed is under way.
+//! Guesses are read in a few lanes, each one after the other: what turns out to be needed is never behind more than one
+//! per lane. A slot that was filled by a guess is kept until its layer has passed, but not from those that need it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::io::Read;
-use crate::lookahead::Guesses;
+use crate::lookahead::{Guesses, LEAST_FOR_ALL};
 use crate::store::{Acquired, BlockId, State};
 
 use super::{Core, Streamer};
 
-/// Guesses are read while fewer reads than this are under way. Enough to keep a device busy, and few enough that those
-/// in the way of what turns out to be needed are soon done.
-pub const MOST_IN_FLIGHT: usize = 8;
+/// So many guesses are with the device at once: enough to keep it busy, and few enough that what turns out to be needed
+/// is hardly delayed.
+pub const LANES: usize = 2;
+/// So many guesses are given to each lane, to be read one after the other also while nobody looks after the device.
+pub(super) const IN_TURN: usize = 4;
 
 /// What is known of a block that was guessed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,13 +26,15 @@ struct Mark {
     held: bool,
     /// It was read because it was guessed, and nobody has needed it yet.
     unproven: bool,
-    /// Its read is under way.
-    in_flight: bool,
+    /// Its read is under way, in this lane.
+    lane: Option<u8>,
 }
 
 /// The guesses of a streamer.
 pub(super) struct Ahead {
     queue: VecDeque<BlockId>,
+    /// Reads under way, by lane.
+    lanes: [usize; LANES],
     marks: Vec<Mark>,
     /// The blocks whose mark says so, with the first tensor of their layer.
     held: Vec<(BlockId, usize)>,
@@ -42,6 +46,7 @@ impl Ahead {
     pub(super) fn new(n_blocks: usize, n_tensors: usize) -> Self {
         Self {
             queue: VecDeque::new(),
+            lanes: [0; LANES],
             marks: vec![Mark::default(); n_blocks],
             held: Vec::new(),
             used: vec![false; n_tensors],
@@ -55,7 +60,13 @@ impl Ahead {
 
     /// The read of `block` has ended. Answers whether it was a guess.
     pub(super) fn ended(&mut self, block: BlockId) -> bool {
-        std::mem::take(&mut self.marks[block as usize].in_flight)
+        let lane = self.marks[block as usize].lane.take();
+        lane.map(|lane| self.lanes[usize::from(lane)] -= 1).is_some()
+    }
+
+    /// Guesses whose reads are under way.
+    fn in_flight(&self) -> usize {
+        self.lanes.iter().sum()
     }
 
     /// The read of `block`, a guess, has failed: the next read of it is not the guess's.
@@ -126,11 +137,14 @@ impl Streamer {
                 if !core.uses(t) {
                     continue;
                 }
-                for block in self.blocks_of(core, t, experts.iter().map(|guess| guess.expert)) {
-                    match core.store.state(block) {
-                        State::Absent => core.ahead.queue.push_back(block),
-                        State::Ready | State::Loading => core.hold(block, *tensor),
-                        State::Failed => {}
+                for guess in experts {
+                    let read = t == *tensor || guess.probability >= LEAST_FOR_ALL;
+                    for block in self.blocks_of(core, t, std::iter::once(guess.expert)) {
+                        match core.store.state(block) {
+                            State::Absent if read => core.ahead.queue.push_back(block),
+                            State::Ready | State::Loading => core.hold(block, *tensor),
+                            State::Absent | State::Failed => {}
+                        }
                     }
                 }
             }
@@ -140,25 +154,46 @@ impl Streamer {
         (!guesses.is_empty()).then_some(absent)
     }
 
-    /// As many guesses as the device has time for, appended to `batch`.
+    /// Gives the device as many guesses as it has time for. `batch` is empty, and is so afterwards.
     pub(super) fn pump_guesses(&self, core: &mut Core, batch: &mut Vec<Read>) {
-        while core.in_flight < MOST_IN_FLIGHT.min(self.engine.depth()) {
-            let Some(block) = core.ahead.queue.pop_front() else { break };
-            if core.store.state(block) != State::Absent {
+        // what is needed has the device for itself
+        let wanted = core.in_flight > core.ahead.in_flight();
+        for lane in (0..LANES).filter(|_| !wanted) {
+            if core.ahead.lanes[lane] > 0 {
                 continue;
             }
-            if self.take_slot(core, block, true) != Acquired::Reserved {
-                // every slot is taken by what is needed now
-                core.ahead.queue.clear();
-                break;
+            while batch.len() < IN_TURN
+                && core.in_flight < self.engine.depth()
+                && let Some(read) = self.next_guess(core, lane)
+            {
+                batch.push(read);
             }
-            let read = self.read_of(core, block);
-            core.hold(block, self.lead_of[self.tensor_of[block as usize] as usize]);
-            let mark = &mut core.ahead.marks[block as usize];
-            (mark.unproven, mark.in_flight) = (true, true);
-            batch.push(read);
-            core.in_flight += 1;
+            if !batch.is_empty() {
+                self.engine.submit_in_turn(batch);
+                batch.clear();
+            }
         }
         self.hungry.store(usize::from(!core.ahead.queue.is_empty()), Ordering::Relaxed);
+    }
+
+    /// Gives the next guess that is not in memory a slot.
+    fn next_guess(&self, core: &mut Core, lane: usize) -> Option<Read> {
+        let block = loop {
+            let block = core.ahead.queue.pop_front()?;
+            if core.store.state(block) == State::Absent {
+                break block;
+            }
+        };
+        if self.take_slot(core, block, true) != Acquired::Reserved {
+            // every slot is taken by what is needed now
+            core.ahead.queue.clear();
+            return None;
+        }
+        core.hold(block, self.lead_of[self.tensor_of[block as usize] as usize]);
+        let mark = &mut core.ahead.marks[block as usize];
+        (mark.unproven, mark.lane) = (true, Some(lane as u8));
+        core.ahead.lanes[lane] += 1;
+        core.in_flight += 1;
+        Some(self.read_of(core, block))
     }
 }

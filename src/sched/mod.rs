@@ -24,7 +24,7 @@ use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 use guess::Ahead;
-pub use guess::MOST_IN_FLIGHT;
+pub use guess::LANES;
 pub use ticket::{Request, Step, Ticket};
 
 /// How long a walker waits in one call for the device before it looks around again.

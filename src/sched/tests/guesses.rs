@@ -1,5 +1,6 @@
 //! What is read because it may be needed soon.
 
+use super::super::guess::IN_TURN;
 use super::*;
 use crate::lookahead::{Guess, Guesses};
 use crate::stats::{LayerStats, Phase};
@@ -40,6 +41,42 @@ fn guesses_are_read_part_by_part_after_what_is_needed() {
     s.guess(3, &[]);
     s.guess(0, &[]);
     assert_eq!((s.stats().reads.guessed_wasted, pins(&s)), (3, 0));
+}
+
+#[test]
+fn what_is_needed_has_the_device_for_itself() {
+    let (s, shared) = streamer(Setup { depth: 16, spare_slots: 24, ..Default::default() });
+    let ticket = Ticket::open(s.clone(), request(0, &[2], 1)).unwrap();
+    s.guess(0, &guesses(3, &[7]));
+    assert_eq!(*shared.order.lock(), [2, 10, 18], "the guess waits");
+    walk(&s, &shared, &ticket).unwrap();
+    settle(&s);
+    assert_eq!(shared.order.lock()[3..], [31, 39, 47]);
+}
+
+#[test]
+fn of_experts_that_are_not_sure_the_first_part_is_read() {
+    let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
+    let mut guesses = guesses(3, &[7, 6]);
+    guesses[0].experts[1].probability = 0.7;
+    s.guess(0, &guesses);
+    settle(&s);
+    assert_eq!(*shared.order.lock(), [31, 30, 39, 47]);
+}
+
+#[test]
+fn a_lane_is_filled_again_when_it_is_empty() {
+    let (s, shared) = streamer(Setup { depth: 16, spare_slots: 24, ..Default::default() });
+    s.guess(0, &guesses(3, &[0, 1, 2, 3, 4, 5]));
+    let submitted = || shared.order.lock().len();
+    assert_eq!(submitted(), LANES * IN_TURN);
+    // the device does one read at a time, those of the first lane first
+    for _ in 1..IN_TURN {
+        drop(s.poll(s.core.lock()));
+    }
+    assert_eq!(submitted(), LANES * IN_TURN);
+    drop(s.poll(s.core.lock()));
+    assert_eq!(submitted(), (LANES + 1) * IN_TURN);
 }
 
 #[test]

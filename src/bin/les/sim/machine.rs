@@ -3,13 +3,14 @@
 //! It is the library's design in small. A layer is computed up to its router; then its experts are known: those that are
 //! in the cache are pinned, the others get a slot and their parts are read, first this part of every expert, then the
 //! next. The processor takes whatever part has arrived; it waits only when none has. What is predicted for the next
-//! layers is read when hardly anything else is under way, and pinned until its layer has passed.
+//! layers is read when nothing that is needed is under way, and pinned until its layer has passed.
 //!
 //! Slots hold a whole expert of any layer here, and the processor's time does not depend on the device's work.
 
 use std::collections::VecDeque;
 
-use les::sched::MOST_IN_FLIGHT;
+use les::lookahead::LEAST_FOR_ALL;
+use les::sched::LANES;
 use les::store::{BlockId, Policy};
 use serde::Serialize;
 
@@ -118,8 +119,8 @@ pub struct Machine<'a> {
     guesses: VecDeque<Read>,
     /// What is pinned because it was predicted, with its layer.
     held: Vec<(BlockId, usize)>,
-    /// Reads that were given to the device: when each ends, in order, and its bytes.
-    flying: VecDeque<(f64, u64)>,
+    /// Reads that were given to the device: when each ends, in order, its bytes, and whether it is a guess.
+    flying: VecDeque<(f64, u64, bool)>,
     /// When the device has sent all that it was asked for.
     idle_at: f64,
     bytes: u64,
@@ -208,17 +209,17 @@ impl<'a> Machine<'a> {
     fn guess(&mut self, number: usize, ahead: Ahead) {
         let trace = self.trace;
         let Pass { at, token, guesses, .. } = &trace.passes[number];
-        let likely: Vec<(usize, Vec<u32>)> = match ahead {
+        let likely: Vec<(usize, Vec<(u32, f32)>)> = match ahead {
             Ahead::Nothing => Vec::new(),
             Ahead::Predicted(layers, least) => (at + 1..)
                 .zip(guesses.iter().take(layers))
-                .map(|(at, guesses)| (at, guesses.iter().filter(|g| g.1 >= least).map(|g| g.0).collect()))
+                .map(|(at, guesses)| (at, guesses.iter().copied().filter(|g| g.1 >= least).collect()))
                 .collect(),
             Ahead::Oracle(layers) => trace.passes[number + 1..]
                 .iter()
                 .take(layers)
                 .filter(|pass| pass.token == *token)
-                .map(|pass| (pass.at, pass.needs.clone()))
+                .map(|pass| (pass.at, pass.needs.iter().map(|&e| (e, 1.0)).collect()))
                 .collect(),
         };
         self.guesses.clear();
@@ -226,9 +227,10 @@ impl<'a> Machine<'a> {
         self.release(|layer| (*at..=last).contains(&layer));
         for (at, experts) in likely {
             for part in 0..trace.part_bytes[at].len() {
-                for e in &experts {
+                for (e, probability) in &experts {
                     let block = self.firsts[at] + e;
-                    if self.blocks[block as usize].lacks(part) {
+                    let read = part == 0 || *probability >= LEAST_FOR_ALL;
+                    if read && self.blocks[block as usize].lacks(part) {
                         self.guesses.push_back(Read { block, at, part });
                     }
                     if self.blocks[block as usize].resident {
@@ -253,7 +255,7 @@ impl<'a> Machine<'a> {
                 } else {
                     self.issue();
                     // what is needed is in flight, or behind others that are
-                    let Some(&(next, _)) = self.flying.front() else { break };
+                    let Some(&(next, ..)) = self.flying.front() else { break };
                     waited += next - self.now;
                     self.advance(next);
                 }
@@ -267,7 +269,7 @@ impl<'a> Machine<'a> {
         loop {
             self.issue();
             match self.flying.front() {
-                Some(&(at, bytes)) if at <= until => {
+                Some(&(at, bytes, _)) if at <= until => {
                     self.now = at;
                     self.bytes += bytes;
                     self.flying.pop_front();
@@ -283,9 +285,10 @@ impl<'a> Machine<'a> {
         while self.flying.len() < self.device.depth
             && let Some(read) = self.demand.pop_front()
         {
-            self.start(read);
+            self.start(read, false);
         }
-        while self.flying.len() < self.device.depth.min(MOST_IN_FLIGHT)
+        while self.flying.len() < self.device.depth.min(LANES)
+            && self.flying.iter().all(|&(.., guess)| guess)
             && let Some(read) = self.guesses.pop_front()
         {
             if !self.blocks[read.block as usize].resident && !self.take_slot(read.block, false) {
@@ -294,17 +297,17 @@ impl<'a> Machine<'a> {
             }
             self.hold(read.block, read.at);
             if self.blocks[read.block as usize].parts[read.part] == Part::Absent {
-                self.start(read);
+                self.start(read, true);
             }
         }
     }
 
-    fn start(&mut self, Read { block, at, part }: Read) {
+    fn start(&mut self, Read { block, at, part }: Read, guess: bool) {
         let bytes = self.trace.part_bytes[at][part];
         let begins = self.idle_at.max(self.now + self.device.latency_us / 1e3);
         self.idle_at = begins + bytes as f64 / self.device.mb_per_s / 1e3;
         self.blocks[block as usize].parts[part] = Part::Comes(self.idle_at);
-        self.flying.push_back((self.idle_at, bytes));
+        self.flying.push_back((self.idle_at, bytes, guess));
     }
 
     /// Gives `block` a slot, from whatever has one if `any`. Answers whether there was one.

@@ -66,24 +66,24 @@ fn the_first_parts_of_all_experts_come_before_the_second_ones() {
 
 #[test]
 fn what_is_known_of_the_next_layer_is_read_behind_what_is_needed() {
-    // layer 0 as ever, until 5.5; layer 1's are there at 5.5 and 6.5, before they are asked for at 7.5
+    // layer 0 as ever, until 5.5; when its last read is over at 4.5 layer 1's begin: they are there at 6 and 7, before they are asked for at 7.5
     let trace = trace(MB, &[(&[0, 1], &[]), (&[0, 1], &[])]);
     let passed = run(&trace, 16, &DEVICE, Ahead::Oracle(1));
-    assert_eq!(told(&passed), [(2, 3.0, 1.5, 5.5), (0, 1.0, 0.0, 4.0)]);
-    // with nothing to compute they are late, and not read twice: at 1.5, 2.5, and at 3.5, 4.5
+    assert_eq!(told(&passed), [(2, 2.0, 1.5, 5.5), (0, 2.0, 0.0, 4.0)]);
+    // with nothing to compute they are late, and not read twice: at 1.5, 2.5, and at 4, 5
     let passed = run(&trace, 16, &Device { compute_ms: 0.0, ..DEVICE }, Ahead::Oracle(1));
-    assert_eq!(told(&passed), [(2, 2.0, 2.5, 2.5), (2, 2.0, 2.0, 2.0)]);
+    assert_eq!(told(&passed), [(2, 2.0, 2.5, 2.5), (2, 2.0, 2.5, 2.5)]);
 }
 
 #[test]
 fn guesses_below_the_threshold_are_not_read() {
     let trace = trace(MB, &[(&[0, 1], &[(3, 0.9), (0, 0.3)]), (&[0, 1], &[])]);
-    // 3 is read in vain, from 4.5 to 5.5: it is not in the way of what is asked for at 7.5
+    // 3 is read in vain, from 5 to 6: it is not in the way of what is asked for at 7.5
     let passed = run(&trace, 16, &DEVICE, Ahead::Predicted(1, 0.6));
-    assert_eq!(told(&passed), [(2, 3.0, 1.5, 5.5), (2, 2.0, 1.5, 5.5)]);
-    // 0 is there at 6.5 and computed from 7.5 to 8.5; 1 is there at 9
+    assert_eq!(told(&passed), [(2, 2.0, 1.5, 5.5), (2, 3.0, 1.5, 5.5)]);
+    // 0 is there at 7 and computed from 7.5 to 8.5; 1 is there at 9
     let passed = run(&trace, 16, &DEVICE, Ahead::Predicted(1, 0.3));
-    assert_eq!(told(&passed), [(2, 3.0, 1.5, 5.5), (1, 2.0, 0.5, 4.5)]);
+    assert_eq!(told(&passed), [(2, 2.0, 1.5, 5.5), (1, 3.0, 0.5, 4.5)]);
 }
 
 #[test]
