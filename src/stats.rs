@@ -78,6 +78,8 @@ pub struct Stats {
     pub guessed_late: u64,
     /// Of these, not needed by the pass that they were read for.
     pub guessed_wasted: u64,
+    /// Whether what was learned before this run was there when it began.
+    pub profile_loaded: bool,
     /// How good the predictions were, one layer ahead, two, ...
     pub recall: Vec<Recall>,
     /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
@@ -131,6 +133,7 @@ impl Stats {
             guessed_in_time: 0,
             guessed_late: 0,
             guessed_wasted: 0,
+            profile_loaded: false,
             recall: Vec::new(),
             decode_ns: 0,
             decode_steps: 0,

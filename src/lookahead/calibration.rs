@@ -1,5 +1,7 @@
 //! From a score to a probability, learned from what the routers then picked.
 
+use serde::{Deserialize, Serialize};
+
 /// Margins are cut into so many bins of [`WIDTH`], the last one open above.
 const BINS: usize = 24;
 /// The margin at which the first bin begins. What is below it is as good as never picked.
@@ -11,7 +13,7 @@ const PRIOR: f32 = 4.0;
 const FULL: f32 = 4096.0;
 
 /// How often experts were picked whose score had a certain margin over the least one that would be picked.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Calibration {
     picked: [f32; BINS],
     seen: [f32; BINS],
@@ -31,10 +33,20 @@ impl Calibration {
         (margin >= LEAST).then(|| (((margin - LEAST) / WIDTH) as usize).min(BINS - 1) as u8)
     }
 
+    /// Whether this can have been learned: what is read from a file must be asked.
+    pub fn is_sound(&self) -> bool {
+        self.picked.iter().zip(&self.seen).all(|(p, s)| (PRIOR..=FULL).contains(s) && (0.0..=*s).contains(p))
+    }
+
     /// The share of a bin's experts that was picked.
     pub fn probability(&self, bin: u8) -> f32 {
         let bin = usize::from(bin);
         self.picked[bin] / self.seen[bin]
+    }
+
+    /// Of every bin, see [`Calibration::probability`].
+    pub fn probabilities(&self) -> Vec<f32> {
+        (0..BINS as u8).map(|bin| self.probability(bin)).collect()
     }
 
     /// An expert of `bin` was picked, or not.

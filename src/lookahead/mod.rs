@@ -7,6 +7,7 @@
 mod calibration;
 mod keep;
 mod predict;
+pub mod profile;
 mod router;
 pub mod trace;
 
@@ -18,6 +19,7 @@ pub use router::{Input, Router};
 
 use calibration::Calibration;
 use predict::Prediction;
+use profile::Profile;
 
 use crate::error::Result;
 use crate::index::Index;
@@ -62,13 +64,14 @@ pub struct Lookahead {
     site_of: Vec<Option<usize>>,
     n_used: usize,
     depth: usize,
-    /// By distance.
+    /// By distance, at least `depth` of them.
     calibrations: Vec<Calibration>,
     recalls: Vec<Recall>,
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
-    /// `None` when nothing is ever evicted.
+    profile: Option<Profile>,
+    /// `None` when nothing is ever evicted and nothing kept for the next run.
     keep: Option<Keep>,
     input: Input,
     /// Row by row, of one layer.
@@ -77,14 +80,22 @@ pub struct Lookahead {
 }
 
 impl Lookahead {
-    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one. `evicts`: the cache is too
-    /// small for all experts, so what they are worth keeping is of interest.
+    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one, and begins with what `profile`
+    /// knows. `evicts`: the cache is too small for all experts, so what they are worth keeping is of interest.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) when a router cannot be read, or the trace cannot be written.
-    pub fn new(index: &Index, depth: usize, evicts: bool, trace: Option<&Path>) -> Result<Self> {
+    pub fn new(
+        index: &Index,
+        depth: usize,
+        evicts: bool,
+        trace: Option<&Path>,
+        profile: Option<&Path>,
+    ) -> Result<Self> {
         let trace = trace.map(|path| Writer::create(path, index)).transpose()?;
-        let wanted = depth > 0 || evicts || trace.is_some();
+        let (profile, learned) = profile.map(|path| Profile::open(path, index)).unzip();
+        let learns = evicts || profile.is_some();
+        let wanted = depth > 0 || learns || trace.is_some();
         let mut sites: Vec<Site> = Vec::new();
         let mut site_of = vec![None; index.tensors.len()];
         let mut n_expert = Vec::new();
@@ -103,16 +114,21 @@ impl Lookahead {
         for site in &mut sites {
             site.predictions.resize_with(depth, Prediction::default);
         }
+        let (mut calibrations, keep) = learned.flatten().map(|l| (l.calibrations, l.keep)).unzip();
+        let calibrations: &mut Vec<Calibration> = calibrations.get_or_insert_default();
+        // what is known of distances that this run does not look at stays
+        calibrations.resize_with(calibrations.len().max(depth), Calibration::default);
         Ok(Self {
             sites,
             site_of,
             n_used: index.n_expert_used as usize,
             depth,
-            calibrations: vec![Calibration::default(); depth],
+            calibrations: std::mem::take(calibrations),
             recalls: vec![Recall::default(); depth],
             needless: 0,
-            keep: evicts.then(|| Keep::new(&n_expert)),
+            keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
+            profile,
             input: Input::default(),
             scores: Vec::new(),
             row: Vec::new(),
@@ -122,6 +138,27 @@ impl Lookahead {
     /// How good the predictions were, by distance: one layer ahead, two, ...
     pub fn recalls(&self) -> &[Recall] {
         &self.recalls
+    }
+
+    /// What the user should know of the profile. `None` when all is as it should be.
+    pub fn notice(&self) -> Option<&str> {
+        self.profile.as_ref()?.notice()
+    }
+
+    /// Whether a profile told what was learned before.
+    pub fn knew(&self) -> bool {
+        self.profile.as_ref().is_some_and(Profile::knew)
+    }
+
+    /// Writes the profile; answers whether there is one that is this model's.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) when it cannot be written.
+    pub fn save_profile(&self) -> Result<bool> {
+        match (&self.profile, &self.keep) {
+            (Some(profile), Some(keep)) => profile.save(&self.calibrations, keep),
+            _ => Ok(false),
+        }
     }
 
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
@@ -203,7 +240,7 @@ impl Lookahead {
     }
 
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert. `None` when nothing is
-    /// ever evicted.
+    /// ever evicted, nor kept for the next run.
     pub fn values(&self, tensor: usize) -> Option<&[f32]> {
         Some(self.keep.as_ref()?.values(self.site_of[tensor]?))
     }

@@ -1,0 +1,238 @@
+//! The profile: what was learned while a model ran, for its next run.
+//!
+//! One JSON object: the model that it is of, how often predictions came true, and what is known of every expert, its value
+//! included. It holds hints only: whatever it says, the results are the same.
+
+use std::fs;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use super::calibration::Calibration;
+use super::keep::Keep;
+use super::trace::{TraceLayer, layers};
+use crate::error::{Error, Result};
+use crate::index::Index;
+
+/// The version of the format.
+const VERSION: u32 = 1;
+/// How every profile begins, damaged or not: nothing else is ever written over.
+const BEGINNING: &[u8] = br#"{"les_profile":"#;
+/// No profile is larger, not even of the most experts that llama.cpp takes.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// What was learned.
+#[derive(Debug)]
+pub struct Learned {
+    /// By distance, as far as was looked ahead.
+    pub(super) calibrations: Vec<Calibration>,
+    /// What the experts are worth keeping.
+    pub keep: Keep,
+}
+
+impl Learned {
+    /// How likely an expert is to be picked that was predicted so many layers ahead, from 1, bin by bin of its score's
+    /// distance to the least one that would be picked. Empty where it was never looked so far.
+    pub fn probabilities(&self, distance: usize) -> Vec<f32> {
+        let calibration = distance.checked_sub(1).and_then(|at| self.calibrations.get(at));
+        calibration.map_or_else(Vec::new, Calibration::probabilities)
+    }
+}
+
+/// Why a file is no use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is a profile, and may be written anew; what is wrong.
+    Damaged(String),
+    /// It is something else, which must stay; what it is.
+    Foreign(String),
+}
+
+/// Which model a profile is of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Identity {
+    arch: String,
+    name: String,
+    file_bytes: Vec<u64>,
+    layers: Vec<TraceLayer>,
+}
+
+impl Identity {
+    fn of(index: &Index) -> Self {
+        Self {
+            arch: index.arch.clone(),
+            name: index.name.clone(),
+            file_bytes: index.files.iter().map(|file| file.size).collect(),
+            layers: layers(index),
+        }
+    }
+}
+
+/// What the file holds; borrowed to be written, owned when read.
+#[derive(Serialize, Deserialize)]
+struct Contents<I, C, K> {
+    les_profile: u32,
+    /// The model's file name, for people.
+    model: String,
+    identity: I,
+    calibrations: C,
+    keep: K,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    les_profile: u32,
+}
+
+/// Reads what a profile of the model of `index` holds.
+///
+/// # Errors
+/// What the bytes are instead.
+pub fn parse(bytes: &[u8], index: &Index) -> Result<Learned, Unfit> {
+    parse_for(bytes, &Identity::of(index))
+}
+
+fn parse_for(bytes: &[u8], identity: &Identity) -> Result<Learned, Unfit> {
+    if bytes.iter().zip(BEGINNING).any(|(a, b)| a != b) {
+        return Err(Unfit::Foreign("not a profile of --les-profile".into()));
+    }
+    let damaged = |e: serde_json::Error| Unfit::Damaged(e.to_string());
+    let Version { les_profile } = serde_json::from_slice(bytes).map_err(damaged)?;
+    if les_profile != VERSION {
+        return Err(Unfit::Foreign(format!("a profile of version {les_profile}, not {VERSION}")));
+    }
+    let read: Contents<Identity, Vec<Calibration>, Keep> = serde_json::from_slice(bytes).map_err(damaged)?;
+    if read.identity != *identity {
+        return Err(Unfit::Foreign(format!("a profile of another model ({:?})", read.model)));
+    }
+    let n_expert: Vec<usize> = identity.layers.iter().map(|layer| layer.n_expert as usize).collect();
+    if read.calibrations.len() > super::MAX_DEPTH || !read.calibrations.iter().all(Calibration::is_sound) {
+        return Err(Unfit::Damaged("calibrations that cannot be".into()));
+    }
+    if !read.keep.fits(&n_expert) {
+        return Err(Unfit::Damaged("experts' statistics that cannot be".into()));
+    }
+    Ok(Learned { calibrations: read.calibrations, keep: read.keep })
+}
+
+/// The file of a profile.
+pub struct Profile {
+    path: PathBuf,
+    /// The model's file name.
+    model: String,
+    identity: Identity,
+    knew: bool,
+    /// The file is something else.
+    foreign: bool,
+    notice: Option<String>,
+}
+
+impl Profile {
+    /// The profile at `path` of the model of `index`, and what it holds if it is there.
+    pub fn open(path: &Path, index: &Index) -> (Self, Option<Learned>) {
+        let model = index.files.first().and_then(|f| f.path.file_name()).unwrap_or_default();
+        let mut profile = Self {
+            // a link stays one, and the working directory may change until the end
+            path: path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned()),
+            model: model.to_string_lossy().into_owned(),
+            identity: Identity::of(index),
+            knew: false,
+            foreign: false,
+            notice: None,
+        };
+        let found = match read(&profile.path) {
+            Ok(bytes) => parse_for(&bytes, &profile.identity),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                if !directory(&profile.path).is_dir() {
+                    profile.tell("its directory does not exist; nothing will be kept unless you make it".into());
+                }
+                return (profile, None);
+            }
+            Err(e) => Err(Unfit::Foreign(format!("it cannot be read ({e})"))),
+        };
+        match found {
+            Ok(learned) => {
+                profile.knew = true;
+                return (profile, Some(learned));
+            }
+            Err(Unfit::Damaged(why)) => {
+                profile.tell(format!(
+                    "a damaged profile ({why}); learning begins anew, and it is written anew at the end"
+                ));
+            }
+            Err(Unfit::Foreign(what)) => {
+                profile.foreign = true;
+                profile.tell(format!(
+                    "{what}; it is not used and stays as it is: give --les-profile another file, or delete it"
+                ));
+            }
+        }
+        (profile, None)
+    }
+
+    fn tell(&mut self, what: String) {
+        self.notice = Some(format!("{}: {what}", self.path.display()));
+    }
+
+    /// What the user should know. `None` when all is as it should be.
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// Whether it was there.
+    pub fn knew(&self) -> bool {
+        self.knew
+    }
+
+    /// Writes the file, at once or not at all; answers whether it is this model's to write.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written.
+    pub(super) fn save(&self, calibrations: &[Calibration], keep: &Keep) -> Result<bool> {
+        if self.foreign {
+            return Ok(false);
+        }
+        let contents =
+            Contents { les_profile: VERSION, model: self.model.clone(), identity: &self.identity, calibrations, keep };
+        let failed = |source| Error::File { path: self.path.clone(), what: "write the profile", source };
+        replace(&self.path, |out| Ok(serde_json::to_writer(out, &contents)?)).map_err(failed)?;
+        Ok(true)
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
+}
+
+/// The bytes of the file; nothing that has no end.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    // asked before it is opened: a pipe would wait for a writer
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Puts what `write` writes in place of the file at `path`, when it is whole.
+fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> io::Result<()>) -> io::Result<()> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+
+        // those of any new file, less what the user masks
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.prefix(".les-profile-").tempfile_in(directory(path))?;
+    let mut out = BufWriter::new(&mut file);
+    write(&mut out)?;
+    out.flush()?;
+    drop(out);
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
