@@ -73,12 +73,13 @@ mod tests {
         assert!(c.probability(bin) > 0.7, "what is above is likely, before anything is known");
         for i in 0..1000 {
             c.learn(bin, i % 4 == 0);
+            assert!(c.is_sound());
         }
         assert!((c.probability(bin) - 0.25).abs() < 0.01);
         for _ in 0..20_000 {
             c.learn(bin, true);
         }
-        assert!(c.probability(bin) > 0.95);
+        assert!(c.probability(bin) > 0.95 && c.is_sound());
         assert!(c.probability(Calibration::bin(-0.9).unwrap()) < 0.1, "other bins are left alone");
     }
 

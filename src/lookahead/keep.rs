@@ -342,6 +342,7 @@ mod tests {
             for (i, (picks, scores)) in steps.iter().enumerate() {
                 keep.observe(i % 3, 1 + i % 2, picks, scores);
                 prop_assert!(keep.values(0).iter().all(|v| v.is_finite()));
+                prop_assert!(keep.fits(&[10, 0]) && !keep.fits(&[10]) && !keep.fits(&[0, 10]));
             }
         }
     }

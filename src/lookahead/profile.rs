@@ -236,3 +236,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -
     file.persist(path)?;
     Ok(())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
