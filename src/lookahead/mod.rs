@@ -114,8 +114,8 @@ impl Lookahead {
         for site in &mut sites {
             site.predictions.resize_with(depth, Prediction::default);
         }
-        let (mut calibrations, keep) = learned.flatten().map(|l| (l.calibrations, l.keep)).unzip();
-        let calibrations: &mut Vec<Calibration> = calibrations.get_or_insert_default();
+        let (mut calibrations, keep) =
+            learned.flatten().map_or_else(Default::default, |learned| (learned.calibrations, Some(learned.keep)));
         // what is known of distances that this run does not look at stays
         calibrations.resize_with(calibrations.len().max(depth), Calibration::default);
         Ok(Self {
@@ -123,7 +123,7 @@ impl Lookahead {
             site_of,
             n_used: index.n_expert_used as usize,
             depth,
-            calibrations: std::mem::take(calibrations),
+            calibrations,
             recalls: vec![Recall::default(); depth],
             needless: 0,
             keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),

@@ -4,7 +4,7 @@
 //! included. It holds hints only: whatever it says, the results are the same.
 
 use std::fs;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -150,7 +150,7 @@ impl Profile {
                 }
                 return (profile, None);
             }
-            Err(e) => Err(Unfit::Foreign(format!("it cannot be read ({e})"))),
+            Err(e) => Err(Unfit::Foreign(format!("cannot be read: {e}"))),
         };
         match found {
             Ok(learned) => {
@@ -206,15 +206,15 @@ fn directory(path: &Path) -> &Path {
     path.parent().unwrap_or(path)
 }
 
-/// The bytes of the file; nothing that has no end.
+/// The bytes of the file, if it can be a profile by its kind and size.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     // asked before it is opened: a pipe would wait for a writer
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    let found = fs::metadata(path)?;
+    match (found.is_file(), found.len()) {
+        (true, 0..=MOST_BYTES) => fs::read(path),
+        (true, _) => Err(io::Error::other("larger than any profile")),
+        (false, _) => Err(io::Error::other("not a regular file")),
     }
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.take(MOST_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Puts what `write` writes in place of the file at `path`, when it is whole.

@@ -186,6 +186,11 @@ fn what_is_no_file_stays_as_it_is() {
         assert!(Profile::open(path, &model()).0.notice().unwrap().contains("not a regular file"));
         assert!(path.exists() && !path.is_file());
     }
+    // sparse: it takes no room
+    let large = dir.file("large");
+    fs::File::create(&large).unwrap().set_len(MOST_BYTES + 1).unwrap();
+    assert!(Profile::open(&large, &model()).0.notice().unwrap().contains("larger than any profile"));
+    assert!(!save(&large, &learned()).unwrap());
 }
 
 #[test]
