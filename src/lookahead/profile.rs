@@ -194,11 +194,14 @@ impl Profile {
         if self.foreign {
             return Ok(false);
         }
-        let contents =
-            Contents { les_profile: VERSION, model: self.model.clone(), identity: &self.identity, calibrations, keep };
         let failed = |source| Error::File { path: self.path.clone(), what: "write the profile", source };
-        replace(&self.path, |out| Ok(serde_json::to_writer(out, &contents)?)).map_err(failed)?;
+        replace(&self.path, |out| self.write(out, calibrations, keep)).map_err(failed)?;
         Ok(true)
+    }
+
+    fn write(&self, out: impl Write, calibrations: &[Calibration], keep: &Keep) -> io::Result<()> {
+        let (model, identity) = (self.model.clone(), &self.identity);
+        Ok(serde_json::to_writer(out, &Contents { les_profile: VERSION, model, identity, calibrations, keep })?)
     }
 }
 
