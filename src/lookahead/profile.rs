@@ -3,12 +3,12 @@
 //! One JSON object: the model that it is of, how often predictions came true, and what is known of every expert, its value
 //! included. It holds hints only: whatever it says, the results are the same.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use super::calibration::Calibration;
 use super::keep::Keep;
@@ -221,23 +221,17 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Puts what `write` writes in place of the file at `path`, when it is whole.
-fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> io::Result<()>) -> io::Result<()> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-
-        // those of any new file, less what the user masks
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.prefix(".les-profile-").tempfile_in(directory(path))?;
-    let mut out = BufWriter::new(&mut file);
-    write(&mut out)?;
-    out.flush()?;
-    drop(out);
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
+fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> io::Result<()> {
+    // a name that no other process, container or thread has; a library for it would take memory that the main thread of
+    // a C program never gives back
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}-{}.part", std::process::id(), since.as_nanos()));
+    let part = path.with_file_name(name);
+    let file = File::create_new(&part)?;
+    let mut out = BufWriter::new(&file);
+    let whole = write(&mut out).and_then(|()| out.flush()).and_then(|()| file.sync_all());
+    whole.and_then(|()| fs::rename(&part, path)).inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
 #[cfg(test)]

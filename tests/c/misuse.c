@@ -149,10 +149,11 @@ static int is_filled(const unsigned char *tail) {
     return n == TAIL;
 }
 
-// Each struct with a size that none of its versions has, then with one that a newer one may have.
-#define SIZES(T, call)                                                              \
+// Each struct with a size that none of its versions has, the first of which has `least` bytes, then with one that a newer
+// one may have.
+#define SIZES_FROM(least, T, call)                                                  \
     do {                                                                            \
-        static const size_t wrong[] = { 0, 1, sizeof(T) - 1, 1 << 20, SIZE_MAX };   \
+        static const size_t wrong[] = { 0, 1, (least) - 1, 1 << 20, SIZE_MAX };     \
         T before;                                                                   \
         memcpy(&before, &s.known, sizeof(T));                                       \
         memset(s.tail, 0xa5, TAIL);                                                 \
@@ -165,14 +166,16 @@ static int is_filled(const unsigned char *tail) {
         STATUS(LES_OK, call);                                                       \
         CHECK(s.known.struct_size == sizeof(s) && is_filled(s.tail));               \
     } while (0)
+#define SIZES(T, call) SIZES_FROM(sizeof(T), T, call)
 
 static void sizes_of_params(struct les_model *model) {
     LONGER(struct les_params) s;
     int32_t streams;
     uint64_t bytes;
     s.known = params_of("on", "min");
-    SIZES(struct les_params, les_params_check(&s.known, NULL, 0));
-    SIZES(struct les_params, les_model_decide(model, &s.known, &streams, &bytes, NULL, 0));
+    SIZES_FROM(offsetof(struct les_params, profile), struct les_params, les_params_check(&s.known, NULL, 0));
+    SIZES_FROM(offsetof(struct les_params, profile), struct les_params,
+               les_model_decide(model, &s.known, &streams, &bytes, NULL, 0));
 }
 
 static void sizes_of_info(struct les_model *model) {
