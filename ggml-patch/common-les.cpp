@@ -1,9 +1,11 @@
 #include "common-les.h"
 
 #include "ggml-les.h"
+#include "les.h"
 
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 
 struct les_flag {
@@ -94,4 +96,59 @@ void common_les_report() {
     for (int i = 0; ggml_les_summary(i, text, sizeof(text)); i++) {
         fprintf(stderr, "les: %s\n", text);
     }
+}
+
+struct les_metric {
+    const char * name;
+    const char * type;
+    const char * help;
+    double    (* value)(const les_stats & s);
+};
+
+static const les_metric les_metrics[] = {
+    { "requests_total", "counter", "Experts asked for",
+      [](const les_stats & s) { return (double) (s.decode.requests + s.prompt.requests); } },
+    { "hits_total", "counter", "Experts in memory when asked for",
+      [](const les_stats & s) { return (double) (s.decode.hits + s.prompt.hits); } },
+    { "bytes_read_total", "counter", "Bytes of experts read from the file",
+      [](const les_stats & s) { return (double) (s.decode.bytes_read + s.prompt.bytes_read); } },
+    { "wait_seconds_total", "counter", "Time that the computation waited for experts",
+      [](const les_stats & s) { return (s.decode.wait_ns + s.prompt.wait_ns) / 1e9; } },
+    { "guessed_total", "counter", "Matrices of experts read because they were predicted",
+      [](const les_stats & s) { return (double) s.guessed; } },
+    { "guessed_in_time_total", "counter", "Predicted matrices in memory when they were needed",
+      [](const les_stats & s) { return (double) s.guessed_in_time; } },
+    { "guessed_late_total", "counter", "Predicted matrices still being read when they were needed",
+      [](const les_stats & s) { return (double) s.guessed_late; } },
+    { "guessed_wasted_total", "counter", "Predicted matrices that were not needed",
+      [](const les_stats & s) { return (double) s.guessed_wasted; } },
+    { "evictions_total", "counter", "Matrices of experts evicted from the cache",
+      [](const les_stats & s) { return (double) s.evictions; } },
+    { "read_errors_total", "counter", "Reads of experts that failed",
+      [](const les_stats & s) { return (double) s.read_errors; } },
+    { "cache_bytes", "gauge", "Memory for the experts that stream",
+      [](const les_stats & s) { return (double) s.cache_bytes; } },
+};
+
+std::string common_les_metrics() {
+    std::vector<les_stats> models;
+    for (les_stats s; ggml_les_stats((int) models.size(), &s);) {
+        models.push_back(s);
+    }
+    if (models.empty()) {
+        return "";
+    }
+    std::ostringstream text;
+    text.precision(15); // every digit of a count
+    for (const les_metric & m : les_metrics) {
+        double sum = 0;
+        for (const les_stats & s : models) {
+            sum += m.value(s);
+        }
+        const std::string name = std::string("llamacpp:les_") + m.name;
+        text << "# HELP " << name << " " << m.help << "\n"
+             << "# TYPE " << name << " " << m.type << "\n"
+             << name << " " << sum << "\n";
+    }
+    return text.str();
 }

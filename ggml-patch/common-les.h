@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tools share: flags, the line that says what was decided, the line that sums up.
+// What the tools share: flags, the line that says what was decided, the line that sums up, the server's metrics.
 
 #include "arg.h"
 
@@ -20,3 +20,6 @@ std::string common_les_usage();
 void common_les_announce();
 // prints a summary of each model that streams
 void common_les_report();
+
+// counters for Prometheus, summed over the models that stream; empty when none does
+std::string common_les_metrics();

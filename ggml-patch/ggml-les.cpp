@@ -503,3 +503,14 @@ bool ggml_les_summary(int i, char * buf, size_t len) {
     copy_text(buf, len, summary(state().live[i]));
     return true;
 }
+
+bool ggml_les_stats(int i, struct les_stats * stats) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    if (i < 0 || (size_t) i >= state().live.size()) {
+        return false;
+    }
+    *stats = {};
+    stats->struct_size = sizeof(*stats);
+    les_model_stats(state().live[i]->handle, stats); // before the first operation there is nothing to count
+    return true;
+}

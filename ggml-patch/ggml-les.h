@@ -28,6 +28,9 @@ GGML_API bool ggml_les_active(void);
 GGML_API bool ggml_les_failed(void);
 // one line about each model that streams; returns false when i is past the last one
 GGML_API bool ggml_les_summary(int i, char * buf, size_t len);
+// the counters of each model that streams, as in les.h; returns false when i is past the last one
+struct les_stats;
+GGML_API bool ggml_les_stats(int i, struct les_stats * stats);
 // memory that the experts of the model that this thread loaded last will take (also for a load without allocation)
 GGML_API size_t ggml_les_cache_bytes(void);
 

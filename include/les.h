@@ -119,6 +119,14 @@ struct les_stats {
   uint64_t decode_steps;
   // The largest resident set of the process so far, in bytes; 0 where the system does not tell.
   uint64_t peak_rss_bytes;
+  // Matrices of experts that were read because they were guessed.
+  uint64_t guessed;
+  // Of these, in memory when they were needed.
+  uint64_t guessed_in_time;
+  // Of these, still being read when they were needed.
+  uint64_t guessed_late;
+  // Of these, not needed by the pass that they were read for.
+  uint64_t guessed_wasted;
 };
 
 // One operation: what the router picked, for one tensor of experts.

@@ -193,8 +193,11 @@ impl Model {
         })
     }
 
-    /// The budget that `cache` means, with so many bytes available.
-    fn budget(&self, cache: CacheSize, available: Option<u64>) -> Result<u64> {
+    /// The budget that `cache` means, in bytes, with so many available once the rest of the model is loaded.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] when it is below the floor; [`Error::Invalid`] for a model without experts.
+    pub fn budget(&self, cache: CacheSize, available: Option<u64>) -> Result<u64> {
         let (floor, all) = self.cache_bounds();
         let budget = match cache {
             CacheSize::Min => floor,
@@ -226,6 +229,7 @@ impl Model {
         let budget = self.budget(options.cache, available(promise.0))?;
         let plan = self.layout.cut(budget)?;
         let arena = Arc::new(Arena::new(plan.bytes() as usize)?);
+        arena.commit_ahead();
         let depth = if options.io_depth == 0 { DEFAULT_DEPTH } else { options.io_depth };
         let opened = io::open(options.io, self.files.clone(), arena.clone(), depth, fault.clone())?;
         if let Some(notice) = opened.notice {
@@ -310,7 +314,9 @@ impl Model {
         stats.peak_rss_bytes = memory::peak_rss();
         if let Some(lookahead) = self.lookahead.get() {
             let lookahead = lookahead.lock();
-            stats.recall = lookahead.recalls().to_vec();
+            lookahead.recalls().for_each(|(tensor, recalls)| stats.recalled(tensor, recalls));
+            stats.gate_mass = lookahead.gate_mass().to_vec();
+            stats.calibrated(lookahead.reliability());
             stats.profile_loaded = lookahead.knew();
         }
         Some(stats)
@@ -337,7 +343,11 @@ fn reserve(available: u64) -> u64 {
     ((available as f64 * RESERVE_PART) as u64).max(RESERVE_LEAST)
 }
 
-fn fault_plan() -> Result<Option<FaultPlan>> {
+/// What [`FAULT_VARIABLE`] asks for.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is no plan.
+pub fn fault_plan() -> Result<Option<FaultPlan>> {
     match std::env::var(FAULT_VARIABLE) {
         Ok(plan) if !plan.is_empty() => plan.parse().map(Some),
         _ => Ok(None),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::index::Index;
-use crate::lookahead::Recall;
+use crate::lookahead::{GateMass, Recall, Reliability, expected_error};
 use crate::store::Plan;
 
 /// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
@@ -32,6 +32,40 @@ pub struct Phase {
     pub guess_ns: u64,
 }
 
+/// What was read, matrix by matrix of an expert, both phases together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Reads {
+    /// Matrices that were read because an operation asked for them, or for another matrix of the same expert.
+    pub demand_reads: u64,
+    /// Bytes of these, alignment included.
+    pub demand_bytes: u64,
+    /// Matrices that were read because they were guessed.
+    pub guessed: u64,
+    /// Bytes of these, alignment included.
+    pub guessed_bytes: u64,
+    /// Of the guessed, in memory when they were needed.
+    pub guessed_in_time: u64,
+    /// Of the guessed, still being read when they were needed.
+    pub guessed_late: u64,
+    /// Of the guessed, not needed by the pass that they were read for. What is missing to all that were guessed is not
+    /// decided yet, or could not be read.
+    pub guessed_wasted: u64,
+}
+
+/// The counters as they were when so many tokens had been generated: what came later is the difference to the end.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Mark {
+    /// As in [`Stats`].
+    pub decode: Phase,
+    /// As in [`Stats`].
+    #[serde(flatten)]
+    pub reads: Reads,
+    /// As in [`Stats`].
+    pub decode_ns: u64,
+    /// As in [`Stats`].
+    pub decode_steps: u64,
+}
+
 /// Counters of one layer, both phases together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LayerStats {
@@ -42,9 +76,18 @@ pub struct LayerStats {
     /// As in [`Phase`].
     pub hits: u64,
     /// As in [`Phase`].
+    pub late: u64,
+    /// As in [`Phase`].
+    pub misses: u64,
+    /// As in [`Phase`].
     pub bytes_read: u64,
     /// As in [`Phase`].
     pub wait_ns: u64,
+    /// What was read.
+    #[serde(flatten)]
+    pub reads: Reads,
+    /// How good the predictions for this layer were, made one layer before it, two, ...
+    pub recall: Vec<Recall>,
 }
 
 /// A snapshot of a streamer's counters.
@@ -68,24 +111,26 @@ pub struct Stats {
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Matrices of experts that were read because they were guessed.
-    pub guessed: u64,
-    /// Bytes of these.
-    pub guessed_bytes: u64,
-    /// Of these, in memory when they were needed.
-    pub guessed_in_time: u64,
-    /// Of these, still being read when they were needed.
-    pub guessed_late: u64,
-    /// Of these, not needed by the pass that they were read for.
-    pub guessed_wasted: u64,
+    /// What was read, by all layers.
+    #[serde(flatten)]
+    pub reads: Reads,
     /// Whether what was learned before this run was there when it began.
     pub profile_loaded: bool,
     /// How good the predictions were, one layer ahead, two, ...
     pub recall: Vec<Recall>,
+    /// How much of the routers' weight was predicted, one layer ahead, two, ...; known while a trace is written.
+    pub gate_mass: Vec<GateMass>,
+    /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
+    pub calibration: Vec<Vec<Reliability>>,
+    /// By how much the probabilities in `calibration` were off, on average over its predictions (the expected calibration
+    /// error). None without predictions.
+    pub calibration_error: Option<f64>,
     /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
     pub decode_ns: u64,
     /// Steps in `decode_ns`.
     pub decode_steps: u64,
+    /// As it was after 1, 2, 4, 8, ... generated tokens: how the cache has filled.
+    pub marks: Vec<Mark>,
     /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
     /// Per layer.
@@ -94,8 +139,9 @@ pub struct Stats {
     /// they are on another device.
     #[serde(skip)]
     step_tensor: Option<usize>,
+    /// By tensor: where its layer is in `layers`.
     #[serde(skip)]
-    layer_slot: Vec<usize>,
+    layer_of: Vec<usize>,
     #[serde(skip)]
     in_decode: bool,
     #[serde(skip)]
@@ -111,12 +157,12 @@ impl Stats {
     /// All zero.
     pub fn new(index: &Index, plan: &Plan) -> Self {
         let mut layers: Vec<LayerStats> = Vec::new();
-        let mut layer_slot = vec![0; index.tensors.iter().map(|t| t.layer as usize + 1).max().unwrap_or(0)];
+        let mut layer_of = Vec::with_capacity(index.tensors.len());
         for t in &index.tensors {
             if layers.last().is_none_or(|l| l.layer != t.layer) {
-                layer_slot[t.layer as usize] = layers.len();
                 layers.push(LayerStats { layer: t.layer, ..Default::default() });
             }
+            layer_of.push(layers.len() - 1);
         }
         Self {
             engine: "",
@@ -128,19 +174,19 @@ impl Stats {
             prompt: Phase::default(),
             evictions: 0,
             read_errors: 0,
-            guessed: 0,
-            guessed_bytes: 0,
-            guessed_in_time: 0,
-            guessed_late: 0,
-            guessed_wasted: 0,
+            reads: Reads::default(),
             profile_loaded: false,
             recall: Vec::new(),
+            gate_mass: Vec::new(),
+            calibration: Vec::new(),
+            calibration_error: None,
             decode_ns: 0,
             decode_steps: 0,
+            marks: Vec::new(),
             peak_rss_bytes: 0,
             step_tensor: None,
             layers,
-            layer_slot,
+            layer_of,
             in_decode: false,
             last_decode: None,
             longest_step_ns: 0,
@@ -149,7 +195,7 @@ impl Stats {
     }
 
     /// An operation asked for `distinct` experts of `tensor`; of these `[late, missed]` were not in memory.
-    pub fn operation(&mut self, tensor: usize, layer: u32, rows: usize, distinct: usize, absent: [usize; 2]) {
+    pub fn operation(&mut self, tensor: usize, rows: usize, distinct: usize, absent: [usize; 2]) {
         self.in_decode = rows == 1;
         // a smaller one takes over without being counted: the one before has counted this pass
         let first = self.step_tensor.is_none_or(|step| tensor <= step);
@@ -167,22 +213,26 @@ impl Stats {
             phase.hits += hits;
             phase.late += late;
             phase.misses += missed;
-            let l = self.layer(layer);
+            let l = self.layer(tensor);
             l.requests += distinct;
             l.hits += hits;
+            l.late += late;
+            l.misses += missed;
         }
     }
 
-    /// The reading of `bytes` bytes for `layer` was started.
-    pub fn read(&mut self, layer: u32, bytes: u64) {
+    /// The reading of a matrix of `tensor`, of `bytes` bytes, was started: a guess, or needed.
+    pub fn read(&mut self, tensor: usize, bytes: u64, guess: bool) {
         self.phase().bytes_read += bytes;
-        self.layer(layer).bytes_read += bytes;
-    }
-
-    /// The reading of a guess of `bytes` bytes was started.
-    pub fn guess_read(&mut self, bytes: u64) {
-        self.guessed += 1;
-        self.guessed_bytes += bytes;
+        self.layer(tensor).bytes_read += bytes;
+        self.count(tensor, |reads| {
+            let (n, sum) = match guess {
+                true => (&mut reads.guessed, &mut reads.guessed_bytes),
+                false => (&mut reads.demand_reads, &mut reads.demand_bytes),
+            };
+            *n += 1;
+            *sum += bytes;
+        });
     }
 
     /// Asking took so long, of which the guessing.
@@ -192,27 +242,43 @@ impl Stats {
         phase.guess_ns += guessing.as_nanos() as u64;
     }
 
-    /// What a guess has brought, or is bringing, is needed.
-    pub fn guess_right(&mut self, in_time: bool) {
-        self.guessed_in_time += u64::from(in_time);
-        self.guessed_late += u64::from(!in_time);
+    /// What a guess for the layer of `tensor` has brought, or is bringing, is needed.
+    pub fn guess_right(&mut self, tensor: usize, in_time: bool) {
+        self.count(tensor, |reads| {
+            reads.guessed_in_time += u64::from(in_time);
+            reads.guessed_late += u64::from(!in_time);
+        });
     }
 
-    /// The layer of `n` guesses has passed without them.
-    pub fn guess_wasted(&mut self, n: u64) {
-        self.guessed_wasted += n;
+    /// The layer of `tensor` has passed without a guess that was read for it.
+    pub fn guess_wasted(&mut self, tensor: usize) {
+        self.count(tensor, |reads| reads.guessed_wasted += 1);
     }
 
-    /// The computation of `layer` waited.
-    pub fn waited(&mut self, layer: u32, rows: usize, time: Duration) {
+    /// The predictions for the layer of `tensor` were so good, one layer ahead, two, ...
+    pub fn recalled(&mut self, tensor: usize, recalls: &[Recall]) {
+        let layer = self.layer_of[tensor];
+        for sums in [&mut self.recall, &mut self.layers[layer].recall] {
+            sums.resize(recalls.len(), Recall::default());
+            sums.iter_mut().zip(recalls).for_each(|(sum, recall)| *sum += *recall);
+        }
+    }
+
+    /// The predictions' probabilities came true so often, one layer ahead, two, ...
+    pub fn calibrated(&mut self, calibration: Vec<Vec<Reliability>>) {
+        self.calibration_error = expected_error(calibration.iter().flatten());
+        self.calibration = calibration;
+    }
+
+    /// The computation of the layer of `tensor` waited.
+    pub fn waited(&mut self, tensor: usize, rows: usize, time: Duration) {
         let ns = time.as_nanos() as u64;
         self.in_decode = rows == 1;
         self.phase().wait_ns += ns;
-        self.layer(layer).wait_ns += ns;
+        self.layer(tensor).wait_ns += ns;
     }
 
     fn step(&mut self, rows: usize) {
-        self.phase().tokens += rows as u64;
         let now = Instant::now();
         if let (1, Some(last)) = (rows, self.last_decode) {
             let ns = (now - last).as_nanos() as u64;
@@ -222,15 +288,33 @@ impl Stats {
             self.longest_step_ns = self.longest_step_ns.max(ns);
         }
         self.last_decode = (rows == 1).then_some(now);
+        if rows == 1 && self.decode.tokens.is_power_of_two() {
+            self.mark();
+        }
+        self.phase().tokens += rows as u64;
+    }
+
+    /// A token begins: all that was counted is of those before.
+    fn mark(&mut self) {
+        self.marks.push(Mark {
+            decode: self.decode.clone(),
+            reads: self.reads.clone(),
+            decode_ns: self.decode_ns,
+            decode_steps: self.decode_steps,
+        });
     }
 
     fn phase(&mut self) -> &mut Phase {
         if self.in_decode { &mut self.decode } else { &mut self.prompt }
     }
 
-    fn layer(&mut self, layer: u32) -> &mut LayerStats {
-        let slot = self.layer_slot[layer as usize];
-        &mut self.layers[slot]
+    fn layer(&mut self, tensor: usize) -> &mut LayerStats {
+        &mut self.layers[self.layer_of[tensor]]
+    }
+
+    fn count(&mut self, tensor: usize, count: impl Fn(&mut Reads)) {
+        count(&mut self.reads);
+        count(&mut self.layer(tensor).reads);
     }
 }
 
@@ -252,7 +336,7 @@ mod tests {
     /// One pass over the model: the operations of these tensors, in this order.
     fn pass(stats: &mut Stats, rows: usize, tensors: impl IntoIterator<Item = usize>) {
         for tensor in tensors {
-            stats.operation(tensor, tensor as u32 / 6, rows, 2, [0, 0]);
+            stats.operation(tensor, rows, 2, [0, 0]);
         }
     }
 
@@ -267,6 +351,28 @@ mod tests {
         // the first has none before it, and of the others the longest is left out
         assert!(stats.decode_steps <= 2, "{}", stats.decode_steps);
         assert_eq!(stats.decode.requests, 4 * 4 * 2);
+    }
+
+    #[test]
+    fn what_was_counted_is_marked_after_tokens_that_double() {
+        let mut stats = stats();
+        for token in 0..10 {
+            pass(&mut stats, 1, 0..12);
+            stats.read(0, 100, false);
+            stats.guess_right(0, true);
+            // a prompt in between does not count
+            if token == 2 {
+                pass(&mut stats, 5, 0..12);
+            }
+        }
+        let seen = |mark: &Mark| {
+            (mark.decode.tokens, mark.decode.requests, mark.decode.bytes_read, mark.reads.guessed_in_time)
+        };
+        let marks: Vec<_> = stats.marks.iter().map(seen).collect();
+        assert_eq!(marks, [1, 2, 4, 8].map(|n| (n, 8 * n, 100 * n, n)));
+        // of four tokens the prompt has cut the third from the fourth, and the longest step is left out
+        assert!(stats.marks[2].decode_steps <= 2, "{:?}", stats.marks[2]);
+        assert!(stats.marks[3].decode_ns <= stats.decode_ns && stats.marks[3].decode_steps < stats.decode_steps);
     }
 
     #[test]

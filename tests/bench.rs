@@ -45,3 +45,21 @@ fn sizes_that_make_no_sense_are_refused() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("--size"), "{size}");
     }
 }
+
+#[test]
+fn it_measures_the_device_that_faults_make() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    for (plan, engine) in [("rate@100", Some("fault")), ("eio@2", None), ("rate@0", None)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_les"))
+            .args(["bench", "--json", "--seconds", "0.05", "--depth", "2", "--io", "pread", "--size", "64K"])
+            .arg(&path)
+            .env("LES_FAULT", plan)
+            .output()
+            .unwrap();
+        let rows: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        assert_eq!(rows.as_ref().and_then(|rows| rows[0]["engine"].as_str()), engine, "{plan}");
+        assert_eq!(output.status.success(), engine.is_some(), "{plan}");
+    }
+}

@@ -7,6 +7,8 @@ mod gguf;
 use std::path::PathBuf;
 
 use les::Error;
+use les::lookahead::trace::Reader;
+use les::lookahead::{LEAST_PROBABILITY, Recall, Reliability};
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
 use les::sched::{Request, Step};
@@ -120,6 +122,93 @@ fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
     ticket(1e30).unwrap();
     assert!(matches!(ticket(f32::NAN), Err(Error::NotANumber { .. })));
     assert!(matches!(ticket(f32::NEG_INFINITY), Err(Error::NotANumber { .. })));
+}
+
+/// What a trace with lookahead tells: guesses at each layer but the last, more of them than are read.
+#[test]
+fn guesses_are_traced_where_they_are_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let traced = |ahead: usize, rows: usize| {
+        let path = dir.path().join(format!("trace-{ahead}-{rows}"));
+        let model = Model::open(&PathBuf::from("tests/data/docmoe-53m-q4_k_m.gguf")).unwrap();
+        let options = Options {
+            lookahead: Some(ahead),
+            trace: Some(path.clone()),
+            io: "pread".parse().unwrap(),
+            ..options(Mode::On, CacheSize::Min)
+        };
+        model.decide(&options).unwrap();
+        let input: Vec<f32> = (0..256).map(|i| (i as f32).sin()).collect();
+        for tensor in 0..model.index().tensors.len() {
+            let ids: Vec<i32> = (0..4).cycle().take(4 * rows).collect();
+            let request = Request { tensor, ids: &ids, rows, walkers: 1 };
+            let ticket = model.ticket(request, std::iter::repeat_n(&input[..], rows)).unwrap();
+            (0..5).for_each(|position| assert!(ticket.next(position).is_ok()));
+        }
+        drop(model);
+        Reader::open(&path).unwrap().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    for (at, record) in traced(2, 1).iter().enumerate() {
+        assert_eq!(record.guesses.len(), 2.min(7 - at), "layer {at} of 8 looks two layers ahead");
+        for guesses in &record.guesses {
+            assert!(guesses.iter().any(|g| g.1 < LEAST_PROBABILITY), "{guesses:?}");
+            assert!(guesses.iter().any(|g| g.1 >= LEAST_PROBABILITY), "{guesses:?}");
+            assert!(guesses.is_sorted_by(|a, b| a.1 >= b.1), "{guesses:?}");
+        }
+    }
+    for (ahead, rows) in [(0, 1), (2, 9)] {
+        assert!(traced(ahead, rows).iter().all(|record| record.guesses.is_empty() && !record.picks.is_empty()));
+    }
+}
+
+#[test]
+fn predictions_are_counted_layer_by_layer() {
+    let file = file();
+    let mut model = Model::open(&file.path).unwrap();
+    let mut bytes = std::fs::read(&file.path).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    for router in &model.index().routers {
+        let at = router.weight.offset as usize;
+        for weight in bytes[at..at + router.weight.bytes as usize].as_chunks_mut::<4>().0 {
+            *weight = (random.f32() - 0.5).to_le_bytes();
+        }
+    }
+    std::fs::write(&file.path, bytes).unwrap();
+    model = Model::open(&file.path).unwrap();
+    let trace = Some(file.path.with_extension("trace"));
+    model.decide(&Options { lookahead: Some(2), trace, ..options(Mode::On, CacheSize::Min) }).unwrap();
+    for _ in 0..50 {
+        let row: Vec<f32> = (0..64).map(|_| random.f32() - 0.5).collect();
+        for tensor in 0..model.index().tensors.len() {
+            let ids = [random.i32(0..8), random.i32(8..16)];
+            let request = Request { tensor, ids: &ids, rows: 1, walkers: 1 };
+            let ticket = model.ticket(request, std::iter::once(&row[..])).unwrap();
+            (0..).take_while(|&i| ticket.next(i).unwrap() != Step::End).count();
+        }
+    }
+    let stats = model.stats().unwrap();
+    // 2 picks per token; the first layer has none before it, the second one
+    let picks: Vec<Vec<u64>> = stats.layers.iter().map(|l| l.recall.iter().map(|r| r.picks).collect()).collect();
+    assert_eq!(picks, [[0, 0], [100, 0], [100, 100], [100, 100]]);
+    for (d, total) in stats.recall.iter().enumerate() {
+        let sum = |of: fn(&Recall) -> u64| stats.layers.iter().map(|l| of(&l.recall[d])).sum::<u64>();
+        assert_eq!([sum(|r| r.picks), sum(|r| r.at_k), sum(|r| r.at_2k)], [total.picks, total.at_k, total.at_2k]);
+        assert!(total.at_k > 0 && total.at_k < total.at_2k && total.at_2k < total.picks, "{total:?}");
+        let mass = stats.gate_mass[d];
+        assert_eq!(mass.tokens, total.picks / 2);
+        assert!(0.0 < mass.at_k && mass.at_k < mass.at_2k && mass.at_2k < mass.tokens as f64, "{mass:?}");
+        let bins = &stats.calibration[d];
+        assert!(bins.iter().all(|bin| (0.0..1.0).contains(&bin.promised) && bin.picked <= bin.predictions));
+        // 16 experts per token, but for those far below; among them all that were predicted and picked
+        let [seen, picked] =
+            [|b: &Reliability| b.predictions, |b: &Reliability| b.picked].map(|of| bins.iter().map(of).sum::<u64>());
+        assert!(seen <= 8 * total.picks && (total.at_k..=total.picks).contains(&picked), "{seen} {picked}");
+    }
+    // chance makes the picks, whatever was promised first
+    assert!(stats.calibration_error.is_some_and(|off| 0.0 < off && off < 0.5), "{:?}", stats.calibration_error);
+    let json = serde_json::to_value(&stats).unwrap();
+    let sum: u64 = (0..4).map(|l| json["layers"][l]["guessed"].as_u64().unwrap()).sum();
+    assert_eq!(json["guessed"], sum);
 }
 
 #[test]

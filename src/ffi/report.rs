@@ -79,6 +79,14 @@ pub struct LesStats {
     pub decode_steps: u64,
     /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
+    /// Matrices of experts that were read because they were guessed.
+    pub guessed: u64,
+    /// Of these, in memory when they were needed.
+    pub guessed_in_time: u64,
+    /// Of these, still being read when they were needed.
+    pub guessed_late: u64,
+    /// Of these, not needed by the pass that they were read for.
+    pub guessed_wasted: u64,
 }
 
 // SAFETY: repr(C), the size first, integers only.
@@ -110,6 +118,10 @@ pub unsafe extern "C" fn les_model_stats(handle: *const LesModel, stats: *mut Le
             decode_ns: s.decode_ns,
             decode_steps: s.decode_steps,
             peak_rss_bytes: s.peak_rss_bytes,
+            guessed: s.reads.guessed,
+            guessed_in_time: s.reads.guessed_in_time,
+            guessed_late: s.reads.guessed_late,
+            guessed_wasted: s.reads.guessed_wasted,
         };
         // SAFETY: the caller vouches for `stats`.
         ok(unsafe { put_sized(stats, value) })

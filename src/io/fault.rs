@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 /// How long to look at the wrapped engine before looking at what became due here.
 const SLICE: Duration = Duration::from_millis(2);
 
-const GRAMMAR: &str = "eio@N, eio@N+, short@N, short@N+, slow@N:MILLISECONDS and reorder, joined by commas; N counts \
-                       reads from 1, and + means all later ones too";
+const GRAMMAR: &str = "eio@N, eio@N+, short@N, short@N+, slow@N:MILLISECONDS, rate@MIB_PER_SECOND and reorder, joined \
+                       by commas; N counts reads from 1, and + means all later ones too";
 
-/// What goes wrong, and when: `eio@17`, `short@3+,reorder`, `slow@5:200`. See [`FaultPlan::from_str`].
+/// What goes wrong, and when: `eio@17`, `short@3+,reorder`, `slow@5:200`, `rate@400`. See [`FaultPlan::from_str`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FaultPlan {
     rules: Vec<Rule>,
@@ -29,6 +29,8 @@ enum Rule {
     Fail { fault: Fault, from: u64, later: bool },
     /// This read and the later ones take longer by so many milliseconds.
     Slow { from: u64, millis: u64 },
+    /// The device delivers so many MiB per second, one read after the other.
+    Rate { mib: u64 },
     /// Completions are delivered last come, first served.
     Reorder,
 }
@@ -68,6 +70,15 @@ impl FaultPlan {
         Duration::from_millis(millis.max().unwrap_or(0))
     }
 
+    /// What the device delivers, in MiB per second: the least that was asked for.
+    fn rate(&self) -> Option<u64> {
+        let rates = self.rules.iter().filter_map(|rule| match *rule {
+            Rule::Rate { mib } => Some(mib),
+            _ => None,
+        });
+        rates.min()
+    }
+
     fn reorders(&self) -> bool {
         self.rules.contains(&Rule::Reorder)
     }
@@ -78,7 +89,8 @@ impl FromStr for FaultPlan {
 
     /// Reads a plan: one or more of `eio@N` (the Nth read fails with EIO), `eio@N+` (and all later ones), `short@N` and
     /// `short@N+` (likewise, as if the file ended there), `slow@N:MS` (the Nth read and all later ones take longer by
-    /// so many milliseconds) and `reorder` (completions come in reverse), joined by commas.
+    /// so many milliseconds), `rate@MIB` (all reads, one after the other, come at so many MiB per second, or slower if
+    /// the device is) and `reorder` (completions come in reverse), joined by commas.
     fn from_str(text: &str) -> Result<Self> {
         let rule = |text: &str| {
             parse(text.trim()).ok_or_else(|| Error::Invalid(format!("{text:?} is no fault plan; use {GRAMMAR}")))
@@ -95,6 +107,9 @@ fn parse(text: &str) -> Option<Rule> {
     if what == "slow" {
         let (from, millis) = when.split_once(':')?;
         return Some(Rule::Slow { from: count(from)?, millis: number(millis)? });
+    }
+    if what == "rate" {
+        return Some(Rule::Rate { mib: count(when)? });
     }
     let fault = match what {
         "eio" => Fault::Eio,
@@ -124,6 +139,7 @@ impl fmt::Display for FaultPlan {
                     write!(f, "{comma}{name}@{from}{}", if later { "+" } else { "" })?;
                 }
                 Rule::Slow { from, millis } => write!(f, "{comma}slow@{from}:{millis}")?,
+                Rule::Rate { mib } => write!(f, "{comma}rate@{mib}")?,
                 Rule::Reorder => write!(f, "{comma}reorder")?,
             }
         }
@@ -141,8 +157,26 @@ pub struct FaultEngine {
     changed: Condvar,
 }
 
+/// A device that serves one read after the other, in the order in which they were submitted, at a fixed rate.
+#[derive(Default)]
+struct Queue {
+    /// When it will have served all that was submitted; never, before the first.
+    free: Option<Instant>,
+}
+
+impl Queue {
+    /// When a read of so many bytes that is submitted now will have been served, at so many MiB per second.
+    fn serve(&mut self, now: Instant, bytes: usize, mib_per_s: u64) -> Instant {
+        let begin = self.free.map_or(now, |free| free.max(now));
+        let end = begin + Duration::from_secs_f64(bytes as f64 / (mib_per_s as f64 * 1_048_576.0));
+        self.free = Some(end);
+        end
+    }
+}
+
 #[derive(Default)]
 struct State {
+    queue: Queue,
     /// Reads seen so far. A read's number is its token within the wrapped engine.
     count: u64,
     /// With the wrapped engine: the caller's token, and when it may be handed out.
@@ -177,8 +211,12 @@ impl FaultEngine {
 }
 
 impl State {
-    fn deliver(&mut self, reorder: bool, out: &mut Vec<Completion>) {
-        let now = Instant::now();
+    /// When the first of those held back may be handed out.
+    fn next_due(&self) -> Option<Instant> {
+        self.held.iter().map(|&(due, _)| due).min()
+    }
+
+    fn deliver(&mut self, now: Instant, reorder: bool, out: &mut Vec<Completion>) {
         let (due, held) = self.held.drain(..).partition::<Vec<_>, _>(|&(due, _)| due <= now);
         self.held = held;
         let due = due.into_iter().map(|(_, completion)| completion);
@@ -192,17 +230,21 @@ impl Engine for FaultEngine {
     }
 
     fn submit(&self, reads: &[Read]) {
-        let now = Instant::now();
         let mut state = self.state.lock();
+        let now = Instant::now();
         let mut pass = Vec::with_capacity(reads.len());
         for read in reads {
             state.count += 1;
             let n = state.count;
-            let due = now + self.plan.delay(n);
             match self.plan.fault(n) {
-                Some(fault) => state.held.push((due, Completion { token: read.token, result: Err(fault.error()) })),
+                // no device has had to do with it
+                Some(fault) => {
+                    let due = now + self.plan.delay(n);
+                    state.held.push((due, Completion { token: read.token, result: Err(fault.error()) }));
+                }
                 None => {
-                    state.inside.insert(n, (read.token, due));
+                    let served = self.plan.rate().map_or(now, |rate| state.queue.serve(now, read.len, rate));
+                    state.inside.insert(n, (read.token, served + self.plan.delay(n)));
                     pass.push(Read { token: n, ..*read });
                 }
             }
@@ -221,24 +263,113 @@ impl Engine for FaultEngine {
             // The more there are, the more there is to reverse.
             let gather = self.plan.reorders() && !state.inside.is_empty() && Instant::now() < until;
             if !gather {
-                state.deliver(self.plan.reorders(), out);
+                state.deliver(Instant::now(), self.plan.reorders(), out);
             }
             let left = until.saturating_duration_since(Instant::now());
             if out.len() > before || left.is_zero() || state.inside.is_empty() && state.held.is_empty() {
                 return;
             }
+            // what is gathered is not handed out when it is due
+            let due = if gather { until } else { state.next_due().map_or(until, |due| due.min(until)) };
             if state.inside.is_empty() {
                 // Only what is held back is left: sleep until it is due, or more is submitted.
-                let due = state.held.iter().map(|&(due, _)| due).min().map_or(until, |due| due.min(until));
                 let _ = self.changed.wait_until(&mut state, due);
             } else {
                 drop(state);
-                self.collect(left.min(SLICE));
+                self.collect(due.saturating_duration_since(Instant::now()).min(SLICE));
             }
         }
     }
 
     fn depth(&self) -> usize {
         self.inner.depth()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// Completes everything at once.
+    #[derive(Default)]
+    struct Instantly(Mutex<Vec<u64>>);
+
+    impl Engine for Instantly {
+        fn name(&self) -> &'static str {
+            "instantly"
+        }
+
+        fn submit(&self, reads: &[Read]) {
+            self.0.lock().extend(reads.iter().map(|read| read.token));
+        }
+
+        fn reap(&self, _: Duration, out: &mut Vec<Completion>) {
+            out.extend(self.0.lock().drain(..).map(|token| Completion { token, result: Ok(()) }));
+        }
+
+        fn depth(&self) -> usize {
+            16
+        }
+    }
+
+    fn engine(plan: &str) -> FaultEngine {
+        FaultEngine::new(Box::<Instantly>::default(), plan.parse().unwrap())
+    }
+
+    fn read(token: u64, len: usize) -> Read {
+        Read { token, file: 0, offset: 0, len, need: len, buf: 0 }
+    }
+
+    #[test]
+    fn a_device_serves_one_read_after_the_other() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let ms = |n| now + Duration::from_millis(n);
+        assert_eq!(queue.serve(now, MIB, 4), ms(250));
+        assert_eq!(queue.serve(now, 2 * MIB, 4), ms(750));
+        // while it is busy it does not matter when a read comes
+        assert_eq!(queue.serve(ms(700), MIB, 4), ms(1000));
+        // what it could have read while it had nothing to do is lost
+        assert_eq!(queue.serve(ms(5000), MIB, 4), ms(5250));
+        assert_eq!(queue.serve(ms(5000), 0, 4), ms(5250));
+    }
+
+    #[test]
+    fn reads_are_due_when_the_device_has_served_them() {
+        let engine = engine("slow@3:500,rate@8,rate@4");
+        engine.submit(&[read(1, MIB), read(2, 2 * MIB), read(3, MIB), read(4, MIB)]);
+        let state = engine.state.lock();
+        let due = |n: u64| state.inside[&n].1;
+        assert_eq!(due(2) - due(1), Duration::from_millis(500));
+        assert_eq!(due(3) - due(2), Duration::from_millis(250 + 500));
+        // a read that comes late does not keep the device
+        assert_eq!(due(4) - due(3), Duration::from_millis(250));
+    }
+
+    #[test]
+    fn reads_are_held_back_until_they_are_due() {
+        let engine = engine("rate@1,eio@2");
+        // this takes the device an hour
+        engine.submit(&[read(1, 3600 * MIB), read(2, MIB), read(3, MIB)]);
+        let mut done = Vec::new();
+        engine.reap(Duration::ZERO, &mut done);
+        // the second has failed without the device
+        assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [2]);
+        assert!(done[0].result.is_err());
+        let mut state = engine.state.lock();
+        assert!(state.inside.is_empty());
+        let dues: Vec<Instant> = state.held.iter().map(|&(due, _)| due).collect();
+        assert_eq!(state.next_due(), Some(dues[0]));
+        assert_eq!(dues[1] - dues[0], Duration::from_secs(1));
+        // none before it is due, and each then
+        done.clear();
+        state.deliver(dues[0] - Duration::from_nanos(1), false, &mut done);
+        assert!(done.is_empty());
+        state.deliver(dues[0], false, &mut done);
+        assert_eq!((done[0].token, done.len()), (1, 1));
+        state.deliver(dues[1], false, &mut done);
+        assert_eq!((done[1].token, done.len()), (3, 2));
     }
 }

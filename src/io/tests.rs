@@ -158,6 +158,7 @@ fn random_reads_bring_the_right_bytes() {
             churn(&bed, &*bed.open(kind, depth, None), 200);
         }
         churn(&bed, &*bed.open(kind, 8, Some("reorder,slow@190:2")), 200);
+        churn(&bed, &*bed.open(kind, 8, Some("rate@1000")), 200);
     });
 }
 
@@ -453,9 +454,24 @@ fn depths_that_make_no_sense_are_refused() {
 
 #[test]
 fn bad_plans_are_explained() {
-    for text in
-        ["", ",", "eio", "eio@", "eio@0", "eio@+1", "eio@1++", "slow@1", "slow@1:", "slow@1+:5", "reorder@1", "x@1"]
-    {
+    for text in [
+        "",
+        ",",
+        "eio",
+        "eio@",
+        "eio@0",
+        "eio@+1",
+        "eio@1++",
+        "slow@1",
+        "slow@1:",
+        "slow@1+:5",
+        "rate@",
+        "rate@0",
+        "rate@9+",
+        "rate@-1",
+        "reorder@1",
+        "x@1",
+    ] {
         let error = text.parse::<FaultPlan>().unwrap_err().to_string();
         assert!(error.contains("eio@N"), "{error}");
     }
@@ -464,7 +480,7 @@ fn bad_plans_are_explained() {
 
 proptest! {
     #[test]
-    fn plans_survive_printing(rules in prop::collection::vec("(eio|short)@[1-9][0-9]{0,5}[+]?|slow@[1-9]:[0-9]{1,3}|reorder", 1..6)) {
+    fn plans_survive_printing(rules in prop::collection::vec("(eio|short)@[1-9][0-9]{0,5}[+]?|slow@[1-9]:[0-9]{1,3}|rate@[1-9][0-9]{0,3}|reorder", 1..6)) {
         let text = rules.join(",");
         let plan: FaultPlan = text.parse().unwrap();
         prop_assert_eq!(plan.to_string().parse::<FaultPlan>().unwrap(), plan);

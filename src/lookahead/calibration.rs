@@ -12,19 +12,53 @@ const PRIOR: f32 = 4.0;
 /// A bin that has seen so many forgets half of them: what holds now counts.
 const FULL: f32 = 4096.0;
 
+/// One probability per bin.
+pub type Probabilities = [f32; BINS];
+
+/// The predictions of a run that had about the same score: how likely they were said to be, and what became of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Reliability {
+    /// They lie at least so many standard deviations of the token's scores above the least one that would be picked.
+    pub margin: f32,
+    /// How many: one per token and expert.
+    pub predictions: u64,
+    /// The mean of the probabilities that they were given when they were made.
+    pub promised: f64,
+    /// How many were picked.
+    pub picked: u64,
+}
+
+/// By how much the probabilities were off, on average over all predictions. `None` without any.
+pub fn expected_error<'a>(bins: impl Iterator<Item = &'a Reliability>) -> Option<f64> {
+    let (mut n, mut off) = (0, 0.0);
+    for bin in bins {
+        n += bin.predictions;
+        off += (bin.promised * bin.predictions as f64 - bin.picked as f64).abs();
+    }
+    (n > 0).then(|| off / n as f64)
+}
+
 /// How often experts were picked whose score had a certain margin over the least one that would be picked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Calibration {
     picked: [f32; BINS],
     seen: [f32; BINS],
+    /// Of the whole run, and of no other. What was promised is a sum here.
+    #[serde(skip, default = "no_predictions")]
+    run: [Reliability; BINS],
 }
 
 impl Default for Calibration {
     fn default() -> Self {
         let margin = |bin: usize| LEAST + (bin as f32 + 0.5) * WIDTH;
         let prior = |bin| PRIOR / (1.0 + (-4.0 * margin(bin)).exp());
-        Self { picked: std::array::from_fn(prior), seen: [PRIOR; BINS] }
+        Self { picked: std::array::from_fn(prior), seen: [PRIOR; BINS], run: no_predictions() }
     }
+}
+
+/// A run begins.
+fn no_predictions() -> [Reliability; BINS] {
+    std::array::from_fn(|bin| Reliability { margin: LEAST + bin as f32 * WIDTH, ..Default::default() })
 }
 
 impl Calibration {
@@ -38,20 +72,23 @@ impl Calibration {
         self.picked.iter().zip(&self.seen).all(|(p, s)| (PRIOR..=FULL).contains(s) && (0.0..=*s).contains(p))
     }
 
-    /// The share of a bin's experts that was picked.
-    pub fn probability(&self, bin: u8) -> f32 {
-        let bin = usize::from(bin);
-        self.picked[bin] / self.seen[bin]
+    /// The share of each bin's experts that was picked.
+    pub fn probabilities(&self) -> Probabilities {
+        std::array::from_fn(|bin| self.picked[bin] / self.seen[bin])
     }
 
-    /// Of every bin, see [`Calibration::probability`].
-    pub fn probabilities(&self) -> Vec<f32> {
-        (0..BINS as u8).map(|bin| self.probability(bin)).collect()
+    /// Every bin that had predictions, with what became of them in the whole run.
+    pub fn reliability(&self) -> Vec<Reliability> {
+        let mean = |bin: &Reliability| Reliability { promised: bin.promised / bin.predictions as f64, ..*bin };
+        self.run.iter().filter(|bin| bin.predictions > 0).map(mean).collect()
     }
 
-    /// An expert of `bin` was picked, or not.
-    pub fn learn(&mut self, bin: u8, picked: bool) {
+    /// An expert of `bin`, which was `promised` to be so likely, was picked, or not.
+    pub fn learn(&mut self, bin: u8, promised: f32, picked: bool) {
         let bin = usize::from(bin);
+        self.run[bin].predictions += 1;
+        self.run[bin].promised += f64::from(promised);
+        self.run[bin].picked += u64::from(picked);
         self.picked[bin] += f32::from(u8::from(picked));
         self.seen[bin] += 1.0;
         if self.seen[bin] > FULL {
@@ -66,21 +103,45 @@ impl Calibration {
 mod tests {
     use super::*;
 
+    fn of(c: &Calibration, bin: u8) -> f32 {
+        c.probabilities()[usize::from(bin)]
+    }
+
     #[test]
     fn a_bin_learns_its_share_and_unlearns_it() {
         let mut c = Calibration::default();
         let bin = Calibration::bin(0.3).unwrap();
-        assert!(c.probability(bin) > 0.7, "what is above is likely, before anything is known");
+        assert!(of(&c, bin) > 0.7, "what is above is likely, before anything is known");
         for i in 0..1000 {
-            c.learn(bin, i % 4 == 0);
+            c.learn(bin, 0.5, i % 4 == 0);
             assert!(c.is_sound());
         }
-        assert!((c.probability(bin) - 0.25).abs() < 0.01);
+        assert!((of(&c, bin) - 0.25).abs() < 0.01);
         for _ in 0..20_000 {
-            c.learn(bin, true);
+            c.learn(bin, 0.5, true);
         }
-        assert!(c.probability(bin) > 0.95 && c.is_sound());
-        assert!(c.probability(Calibration::bin(-0.9).unwrap()) < 0.1, "other bins are left alone");
+        assert!(of(&c, bin) > 0.95 && c.is_sound());
+        assert!(of(&c, Calibration::bin(-0.9).unwrap()) < 0.1, "other bins are left alone");
+    }
+
+    #[test]
+    fn a_run_is_remembered_though_bins_forget() {
+        let mut c = Calibration::default();
+        assert_eq!((c.reliability(), expected_error(c.reliability().iter())), (Vec::new(), None));
+        let [low, high] = [-0.5, 0.5].map(|margin| Calibration::bin(margin).unwrap());
+        for i in 0..20_000 {
+            c.learn(low, 0.25, i % 4 == 0);
+            c.learn(high, if i % 2 == 0 { 0.5 } else { 1.0 }, i % 2 == 0);
+        }
+        let expected = [(-0.5, 0.25, 5000), (0.5, 0.75, 10_000)].map(|(margin, promised, picked)| Reliability {
+            margin,
+            predictions: 20_000,
+            promised,
+            picked,
+        });
+        assert_eq!(c.reliability(), expected);
+        // right in the one half, off by a quarter in the other
+        assert_eq!(expected_error(c.reliability().iter()), Some(0.125));
     }
 
     #[test]

@@ -13,8 +13,9 @@ pub mod trace;
 
 use std::path::Path;
 
+pub use calibration::{Reliability, expected_error};
 pub use keep::Keep;
-pub use predict::{Guess, Recall};
+pub use predict::{GateMass, Guess, Recall};
 pub use router::{Input, Router};
 
 use calibration::Calibration;
@@ -36,7 +37,7 @@ pub const MAX_DEPTH: usize = 8;
 /// When all that was predicted for so many layers in a row was in memory, only every so many layers are looked at.
 const NEEDLESS: u32 = 64;
 /// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
-const LEAST_PROBABILITY: f32 = 0.6;
+pub const LEAST_PROBABILITY: f32 = 0.6;
 
 /// What is likely to be needed soon.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +56,8 @@ struct Site {
     factors: Vec<Vec<f32>>,
     /// By distance: what was predicted for the pass that is under way.
     predictions: Vec<Prediction>,
+    /// By distance: how good they were.
+    recalls: Vec<Recall>,
 }
 
 /// The routers of a model, and what they did. Not for several threads at once.
@@ -66,10 +69,13 @@ pub struct Lookahead {
     depth: usize,
     /// By distance, at least `depth` of them.
     calibrations: Vec<Calibration>,
-    recalls: Vec<Recall>,
+    /// By distance.
+    gate_mass: Vec<GateMass>,
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
+    /// For the trace, by distance: what was predicted last.
+    traced: Vec<Vec<(u32, f32)>>,
     profile: Option<Profile>,
     /// `None` when nothing is ever evicted and nothing kept for the next run.
     keep: Option<Keep>,
@@ -108,7 +114,13 @@ impl Lookahead {
                 sites.iter().rev().take(depth).map(|before| factor(before.router.as_ref(), r)).collect()
             });
             site_of[i] = Some(sites.len());
-            sites.push(Site { tensor: i, router, factors, predictions: Vec::new() });
+            sites.push(Site {
+                tensor: i,
+                router,
+                factors,
+                predictions: Vec::new(),
+                recalls: vec![Recall::default(); depth],
+            });
             n_expert.push(t.n_expert() as usize);
         }
         for site in &mut sites {
@@ -124,20 +136,32 @@ impl Lookahead {
             n_used: index.n_expert_used as usize,
             depth,
             calibrations,
-            recalls: vec![Recall::default(); depth],
+            gate_mass: vec![GateMass::default(); depth],
             needless: 0,
             keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
             profile,
+            traced: Vec::new(),
             input: Input::default(),
             scores: Vec::new(),
             row: Vec::new(),
         })
     }
 
-    /// How good the predictions were, by distance: one layer ahead, two, ...
-    pub fn recalls(&self) -> &[Recall] {
-        &self.recalls
+    /// How good the predictions were: the first tensor of each layer, and, one layer ahead, two, ..., what was predicted of
+    /// its picks.
+    pub fn recalls(&self) -> impl Iterator<Item = (usize, &[Recall])> {
+        self.sites.iter().map(|site| (site.tensor, &*site.recalls))
+    }
+
+    /// One layer ahead, two, ...: how much of the routers' weight was predicted. Known while a trace is written.
+    pub fn gate_mass(&self) -> &[GateMass] {
+        &self.gate_mass
+    }
+
+    /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
+    pub fn reliability(&self) -> Vec<Vec<Reliability>> {
+        self.calibrations.iter().take(self.depth).map(Calibration::reliability).collect()
     }
 
     /// What the user should know of the profile. `None` when all is as it should be.
@@ -166,10 +190,12 @@ impl Lookahead {
     /// need, the nearest first.
     pub fn predict(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Vec<Guesses> {
         let Some(at) = self.site_of[tensor] else { return Vec::new() };
-        for (d, prediction) in self.sites[at].predictions.iter_mut().enumerate() {
-            prediction.settle(picks, &mut self.calibrations[d], &mut self.recalls[d]);
+        let site = &mut self.sites[at];
+        for (d, prediction) in site.predictions.iter_mut().enumerate() {
+            prediction.settle(picks, &mut self.calibrations[d], &mut site.recalls[d]);
         }
-        let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS);
+        // a trace is for caches of every size
+        let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS) || self.trace.is_some();
         if !due || rows.len() > MOST_ROWS || rows.len() != n_rows {
             self.needless = self.needless.wrapping_add(u32::from(!due));
             return Vec::new();
@@ -197,7 +223,13 @@ impl Lookahead {
             router.scores(&self.input, &mut self.row);
             prediction.push(&self.row, self.n_used);
         }
-        let experts = prediction.guesses(&self.calibrations[distance - 1], LEAST_PROBABILITY);
+        let least = if self.trace.is_some() { trace::LEAST_PROBABILITY } else { LEAST_PROBABILITY };
+        let mut experts = prediction.guesses(&self.calibrations[distance - 1], least);
+        if self.trace.is_some() {
+            self.traced.resize(distance, Vec::new());
+            self.traced[distance - 1] = experts.iter().map(|g| (g.expert, rounded(g.probability))).collect();
+            experts.retain(|g| g.probability >= LEAST_PROBABILITY);
+        }
         Some(Guesses { tensor: site.tensor, experts })
     }
 
@@ -222,10 +254,12 @@ impl Lookahead {
         if let Some(keep) = &mut self.keep {
             keep.observe(at, n_rows, picks, &self.scores);
         }
+        self.weigh(at, picks);
         let Some(trace) = &mut self.trace else { return Ok(()) };
-        let rounded = |row: &[f32]| row.iter().map(|s| (s * 1000.0).round() / 1000.0).collect();
+        let rounded = |row: &[f32]| row.iter().copied().map(rounded).collect();
         let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
-        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores })
+        let guesses = std::mem::take(&mut self.traced);
+        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores, guesses })
     }
 
     /// The scores of the last rows, in `self.scores`.
@@ -239,11 +273,29 @@ impl Lookahead {
         }
     }
 
+    /// Counts how much of the router's weight was predicted, where a trace wants the layer's own scores anyway.
+    fn weigh(&mut self, at: usize, picks: &[i32]) {
+        let Site { router: Some(router), predictions, .. } = &self.sites[at] else { return };
+        if self.trace.is_none() {
+            return;
+        }
+        let mut weights = self.scores.clone();
+        weights.chunks_exact_mut(router.n_expert()).for_each(|row| router.weights(row));
+        for (prediction, mass) in predictions.iter().zip(&mut self.gate_mass) {
+            prediction.weigh(picks, &weights, mass);
+        }
+    }
+
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert. `None` when nothing is
     /// ever evicted, nor kept for the next run.
     pub fn values(&self, tensor: usize) -> Option<&[f32]> {
         Some(self.keep.as_ref()?.values(self.site_of[tensor]?))
     }
+}
+
+/// To what the trace tells of a number.
+fn rounded(x: f32) -> f32 {
+    (x * 1000.0).round() / 1000.0
 }
 
 /// What an input of the layer of `from` is multiplied with to resemble one of `to`'s: both are the same normalized

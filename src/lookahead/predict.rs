@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::calibration::Calibration;
+use super::calibration::{Calibration, Probabilities};
 
 /// An expert that may be picked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,6 +24,26 @@ pub struct Recall {
     pub at_2k: u64,
 }
 
+impl std::ops::AddAssign for Recall {
+    fn add_assign(&mut self, other: Self) {
+        self.picks += other.picks;
+        self.at_k += other.at_k;
+        self.at_2k += other.at_2k;
+    }
+}
+
+/// How much of the weight that a router gave to its picks belongs to those that were predicted. Counted only where the
+/// layer's own scores are known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct GateMass {
+    /// Tokens and layers.
+    pub tokens: u64,
+    /// Summed over these: the share of the weight that was among as many predictions as there were picks.
+    pub at_k: f64,
+    /// Likewise, among twice as many.
+    pub at_2k: f64,
+}
+
 /// What was predicted for one layer and is not yet known.
 #[derive(Debug, Default)]
 pub(super) struct Prediction {
@@ -33,6 +53,8 @@ pub(super) struct Prediction {
     ranked: Vec<u16>,
     /// Row by row, expert by expert; kept until the next prediction.
     scores: Vec<f32>,
+    /// What the calibration said when the predictions were made.
+    promised: Probabilities,
     /// The pass that was predicted is the one that was settled last.
     came: bool,
     rows: usize,
@@ -80,11 +102,12 @@ impl Prediction {
     }
 
     /// The likely experts, the likeliest first, down to `least`.
-    pub(super) fn guesses(&self, calibration: &Calibration, least: f32) -> Vec<Guess> {
+    pub(super) fn guesses(&mut self, calibration: &Calibration, least: f32) -> Vec<Guess> {
+        self.promised = calibration.probabilities();
         let mut missed = vec![1.0_f32; self.n_expert];
         for row in self.bins.chunks_exact(self.n_expert.max(1)) {
             for (missed, &bin) in missed.iter_mut().zip(row).filter(|(_, bin)| **bin != NONE) {
-                *missed *= 1.0 - calibration.probability(bin);
+                *missed *= 1.0 - self.promised[usize::from(bin)];
             }
         }
         let mut guesses: Vec<Guess> = (0..)
@@ -115,7 +138,7 @@ impl Prediction {
             }
             for (e, &bin) in self.bins[row * self.n_expert..(row + 1) * self.n_expert].iter().enumerate() {
                 if bin != NONE {
-                    calibration.learn(bin, picked[e]);
+                    calibration.learn(bin, self.promised[usize::from(bin)], picked[e]);
                 }
             }
             for (rank, &e) in self.ranked[row * best..(row + 1) * best].iter().enumerate() {
@@ -124,6 +147,30 @@ impl Prediction {
                 recall.at_2k += right;
             }
             recall.picks += picks.len() as u64;
+        }
+    }
+
+    /// The router has given these `weights` to all experts when it picked `picks`, row by row. Counts what was predicted
+    /// for the pass that was settled last.
+    pub(super) fn weigh(&self, picks: &[i32], weights: &[f32], mass: &mut GateMass) {
+        if !self.came || weights.len() * self.n_used != picks.len() * self.n_expert {
+            return;
+        }
+        let rows = picks.len() / self.n_used;
+        let rows = picks
+            .chunks_exact(self.n_used)
+            .zip(weights.chunks_exact(self.n_expert))
+            .zip(self.ranked.chunks_exact(self.ranked.len() / rows));
+        for ((picks, weights), ranked) in rows {
+            let weight = |expert: usize| weights.get(expert).copied().unwrap_or(0.0);
+            let picked = |expert: &u16| picks.contains(&i32::from(*expert));
+            let of = |best: &[u16]| -> f32 { best.iter().filter(|e| picked(e)).map(|&e| weight(usize::from(e))).sum() };
+            let all: f32 = picks.iter().filter_map(|&e| usize::try_from(e).ok()).map(weight).sum();
+            if all > 0.0 {
+                mass.tokens += 1;
+                mass.at_k += f64::from(of(&ranked[..self.n_used]) / all);
+                mass.at_2k += f64::from(of(ranked) / all);
+            }
         }
     }
 }
@@ -163,6 +210,40 @@ mod tests {
         p.push(&[0.0, 5.0, 1.0, 4.0, 0.5, 0.2, 0.1, 3.9], 2);
         p.settle(&[1, 7, 3], &mut calibration, &mut recall);
         assert_eq!((recall.picks, p.scores()), (2, None));
+    }
+
+    #[test]
+    fn the_weight_of_what_was_predicted_is_counted() {
+        let mut p = Prediction::default();
+        let row = [0.0, 5.0, 1.0, 4.0, 0.5, 0.2, 0.1, 3.9];
+        p.push(&row, 2);
+        p.push(&row, 2);
+        // among the best two, among the best four; neither
+        let (picks, weights) = ([1, 7, 1, 5], [[0.0, 0.3, 0.0, 0.5, 0.0, 0.1, 0.0, 0.1]; 2].concat());
+        let mut mass = GateMass::default();
+        p.weigh(&picks, &weights, &mut mass);
+        assert_eq!(mass.tokens, 0, "nothing has come yet");
+        p.settle(&picks, &mut Calibration::default(), &mut Recall::default());
+        p.weigh(&picks, &weights[..8], &mut mass);
+        assert_eq!(mass.tokens, 0, "weights of one token do not tell of two");
+        p.weigh(&picks, &weights, &mut mass);
+        assert_eq!(mass.tokens, 2);
+        assert!((mass.at_k - 1.5).abs() < 1e-6 && (mass.at_2k - 1.75).abs() < 1e-6, "{mass:?}");
+    }
+
+    #[test]
+    fn what_is_promised_is_judged_by_what_was_promised_then() {
+        let mut p = Prediction::default();
+        let mut calibration = Calibration::default();
+        p.push(&[3.0, 2.0, 1.9, 0.0], 1);
+        let promised = p.guesses(&calibration, 0.0)[0].probability;
+        // meanwhile other layers teach it otherwise
+        (0..1000).for_each(|_| (0..24).for_each(|bin| calibration.learn(bin, 0.0, false)));
+        p.settle(&[0], &mut calibration, &mut Recall::default());
+        let after = calibration.reliability();
+        let bin = after.iter().find(|bin| bin.picked == 1).copied().unwrap_or_default();
+        assert_eq!((bin.margin, bin.predictions), (0.0, 1001), "the one that was picked was just above the margin");
+        assert!((bin.promised * 1001.0 - f64::from(promised)).abs() < 1e-6, "{bin:?}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Learned {
     /// distance to the least one that would be picked. Empty where it was never looked so far.
     pub fn probabilities(&self, distance: usize) -> Vec<f32> {
         let calibration = distance.checked_sub(1).and_then(|at| self.calibrations.get(at));
-        calibration.map_or_else(Vec::new, Calibration::probabilities)
+        calibration.map_or_else(Vec::new, |calibration| calibration.probabilities().to_vec())
     }
 }
 

@@ -100,18 +100,36 @@ impl Router {
         for (e, score) in out.iter_mut().enumerate() {
             *score = *score * self.scales[e] * x.scale + self.bias.get(e).copied().unwrap_or(0.0);
         }
-        let grouped = self.rule.groups > 1 && out.len().is_multiple_of(self.rule.groups as usize);
         // what is monotone changes no selection
-        if self.selection_bias.is_empty() && !grouped {
+        if self.selects_by_logits() {
             return;
         }
         self.gate(out);
         for (score, bias) in out.iter_mut().zip(&self.selection_bias) {
             *score += bias;
         }
-        if grouped {
+        if self.grouped() {
             self.mask_groups(out);
         }
+    }
+
+    /// Makes [`Router::scores`] what the experts are weighted by, up to a factor per token: without the bias of the
+    /// selection. Experts of groups that are not used weigh nothing.
+    pub fn weights(&self, scores: &mut [f32]) {
+        if self.selects_by_logits() {
+            return self.gate(scores);
+        }
+        for (e, score) in scores.iter_mut().enumerate() {
+            *score = (*score - self.selection_bias.get(e).copied().unwrap_or(0.0)).max(0.0);
+        }
+    }
+
+    fn grouped(&self) -> bool {
+        self.rule.groups > 1 && self.n_expert().is_multiple_of(self.rule.groups as usize)
+    }
+
+    fn selects_by_logits(&self) -> bool {
+        self.selection_bias.is_empty() && !self.grouped()
     }
 
     fn gate(&self, scores: &mut [f32]) {
@@ -177,4 +195,46 @@ fn floats(index: &Index, place: &Place) -> Result<Option<Vec<f32>>> {
         F16 => halves().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
         _ => halves().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn router(rule: Rule, selection_bias: &[f32]) -> Router {
+        Router {
+            n_embd: 1,
+            weights: vec![0, 64, -127, 127],
+            scales: vec![1.0 / 64.0; 4],
+            bias: Vec::new(),
+            selection_bias: selection_bias.to_vec(),
+            norm: Vec::new(),
+            rule,
+        }
+    }
+
+    /// The scores and the weights of the input 1.
+    fn apply(router: &Router) -> (Vec<f32>, Vec<f32>) {
+        let (mut input, mut scores) = (Input::default(), Vec::new());
+        input.set(&[1.0], &[]);
+        router.scores(&input, &mut scores);
+        let mut weights = scores.clone();
+        router.weights(&mut weights);
+        (scores, weights)
+    }
+
+    #[test]
+    fn experts_are_weighted_without_the_bias_of_the_selection() {
+        let logits = [0.0, 1.0, -127.0 / 64.0, 127.0 / 64.0];
+        let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3);
+        let (scores, weights) = apply(&router(Rule { gating: Gating::Softmax, groups: 1, groups_used: 1 }, &[]));
+        assert!(near(&scores, &logits), "{scores:?}");
+        let sum: f32 = logits.iter().map(|l: &f32| l.exp()).sum();
+        assert!(near(&weights, &logits.map(|l| l.exp() / sum)), "{weights:?}");
+
+        let biased = router(Rule { gating: Gating::Sigmoid, groups: 2, groups_used: 1 }, &[10.0, 0.0, 0.0, 0.0]);
+        let (scores, weights) = apply(&biased);
+        assert_eq!((scores[0] > 10.0, &scores[2..]), (true, &[f32::NEG_INFINITY; 2][..]));
+        assert!(near(&weights, &[0.5, 0.731, 0.0, 0.0]), "{weights:?}");
+    }
 }

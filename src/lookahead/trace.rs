@@ -13,6 +13,8 @@ use crate::index::Index;
 
 /// The version of the format.
 const VERSION: u32 = 1;
+/// Guesses are traced down to this, which is further than they are read, so that other thresholds can be tried.
+pub const LEAST_PROBABILITY: f32 = 0.05;
 
 /// What was traced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +52,10 @@ pub struct Record {
     /// What the experts were selected by, computed again with less precision: for each of the last tokens of the batch,
     /// one score per expert. Empty where the router cannot be computed.
     pub scores: Vec<Vec<f32>>,
+    /// What was predicted here for the next layers, by distance, from 1: experts and how likely each is to be picked, the
+    /// likeliest first, down to [`LEAST_PROBABILITY`]. Empty where nothing was: without lookahead, and for long batches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guesses: Vec<Vec<(u32, f32)>>,
 }
 
 /// The layers of a model as a trace names them.
@@ -146,14 +152,22 @@ impl Iterator for Reader {
             Err(e) => return Some(Err(failed(&self.path, "read the trace", e))),
         };
         let record = serde_json::from_str::<Record>(&text).map_err(|e| wrong(e.to_string())).and_then(|record| {
-            let layer = self.header.layers.get(record.at as usize).ok_or_else(|| wrong("no such layer".into()))?;
+            let layers = self.header.layers.get(record.at as usize..).unwrap_or_default();
+            let layer = layers.first().ok_or_else(|| wrong("no such layer".into()))?;
             let known = |e: &i32| u32::try_from(*e).is_ok_and(|e| e < layer.n_expert);
             let whole = record.scores.iter().all(|row| row.len() == layer.n_expert as usize);
-            if record.picks.iter().all(known) && whole {
-                Ok(record)
-            } else {
-                Err(wrong("picks or scores that the layer cannot have".into()))
+            if !record.picks.iter().all(known) || !whole {
+                return Err(wrong("picks or scores that the layer cannot have".into()));
             }
+            let next = layers[1..].iter().map(Some).chain(std::iter::repeat(None));
+            let likely = |(layer, guesses): (Option<&TraceLayer>, &Vec<(u32, f32)>)| {
+                let n = layer.map_or(0, |layer| layer.n_expert);
+                guesses.iter().all(|(e, probability)| *e < n && (0.0..=1.0).contains(probability))
+            };
+            if !next.zip(&record.guesses).all(likely) {
+                return Err(wrong("guesses that the next layers cannot have".into()));
+            }
+            Ok(record)
         });
         Some(record)
     }
@@ -161,4 +175,38 @@ impl Iterator for Reader {
 
 fn failed(path: &Path, what: &'static str, source: std::io::Error) -> Error {
     Error::File { path: path.to_owned(), what, source }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(record: &str) -> Result<Vec<Record>> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace");
+        let layer = |n| format!(r#"{{"layer":{n},"n_expert":{},"n_used":2,"part_bytes":[1,2]}}"#, 4 + n);
+        let header = format!(r#"{{"les_trace":1,"model":"m","layers":[{},{}]}}"#, layer(0), layer(1));
+        std::fs::write(&path, format!("{header}\n{record}\n")).unwrap();
+        Reader::open(&path)?.collect()
+    }
+
+    #[test]
+    fn what_was_traced_before_there_were_guesses_is_read_and_written_as_ever() {
+        let text = r#"{"at":0,"rows":1,"picks":[0,3],"scores":[]}"#;
+        let records = read(text).unwrap();
+        assert_eq!(records[0].guesses, Vec::<Vec<(u32, f32)>>::new());
+        assert_eq!(serde_json::to_string(&records[0]).unwrap(), text);
+    }
+
+    #[test]
+    fn guesses_are_those_of_the_next_layers() {
+        let with = |at, guesses| read(&format!(r#"{{"at":{at},"rows":1,"picks":[],"scores":[],"guesses":{guesses}}}"#));
+        assert_eq!(with(0, "[[[4,0.5],[0,0.25]]]").unwrap()[0].guesses, [[(4, 0.5), (0, 0.25)]]);
+        assert!(with(1, "[[]]").is_ok(), "the last layer has none to tell of");
+        for (at, wrong) in [(0, "[[[5,0.5]]]"), (0, "[[[0,1.5]]]"), (0, "[[],[[0,0.5]]]"), (1, "[[[0,0.5]]]")] {
+            let error = with(at, wrong).unwrap_err().to_string();
+            assert!(error.contains("line 2: guesses"), "{wrong}: {error}");
+        }
+    }
 }

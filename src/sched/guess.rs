@@ -15,7 +15,7 @@ use super::{Core, Streamer};
 
 /// Guesses are read while fewer reads than this are under way. Enough to keep a device busy, and few enough that those
 /// in the way of what turns out to be needed are soon done.
-const MOST_IN_FLIGHT: usize = 8;
+pub const MOST_IN_FLIGHT: usize = 8;
 
 /// What is known of a block that was guessed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,6 +58,11 @@ impl Ahead {
         std::mem::take(&mut self.marks[block as usize].in_flight)
     }
 
+    /// The read of `block`, a guess, has failed: the next read of it is not the guess's.
+    pub(super) fn failed(&mut self, block: BlockId) {
+        self.marks[block as usize].unproven = false;
+    }
+
     /// Somebody needs `block`. Answers whether a guess has brought it.
     pub(super) fn prove(&mut self, block: BlockId) -> bool {
         std::mem::take(&mut self.marks[block as usize].unproven)
@@ -81,7 +86,9 @@ impl Core {
             }
             let mark = &mut marks[block as usize];
             mark.held = false;
-            stats.guess_wasted(u64::from(std::mem::take(&mut mark.unproven)));
+            if std::mem::take(&mut mark.unproven) {
+                stats.guess_wasted(lead);
+            }
             store.unpin(block);
             false
         });
@@ -140,13 +147,12 @@ impl Streamer {
             if core.store.state(block) != State::Absent {
                 continue;
             }
-            if self.take_slot(core, block) != Acquired::Reserved {
+            if self.take_slot(core, block, true) != Acquired::Reserved {
                 // every slot is taken by what is needed now
                 core.ahead.queue.clear();
                 break;
             }
             let read = self.read_of(core, block);
-            core.stats.guess_read(read.len as u64);
             core.hold(block, self.lead_of[self.tensor_of[block as usize] as usize]);
             let mark = &mut core.ahead.marks[block as usize];
             (mark.unproven, mark.in_flight) = (true, true);

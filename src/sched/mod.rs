@@ -24,6 +24,7 @@ use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 use guess::Ahead;
+pub use guess::MOST_IN_FLIGHT;
 pub use ticket::{Request, Step, Ticket};
 
 /// How long a walker waits in one call for the device before it looks around again.
@@ -240,6 +241,7 @@ impl Streamer {
             if guessed {
                 // whoever needs it will ask again, and be told
                 core.store.forgive(block);
+                core.ahead.failed(block);
             } else {
                 core.errors.insert(block, error);
             }
@@ -310,21 +312,21 @@ impl Streamer {
         core
     }
 
-    /// Gives `block` a slot that its read will fill. Answers whether there was one.
-    fn take_slot(&self, core: &mut Core, block: BlockId) -> Acquired {
+    /// Gives `block` a slot that its read, a guess or one that is needed, will fill. Answers whether there was one.
+    fn take_slot(&self, core: &mut Core, block: BlockId, guess: bool) -> Acquired {
         let answer = core.store.acquire(block);
         if answer == Acquired::Reserved {
             core.asked[block as usize] = core.pass;
             self.arena.touched(core.store.take_fresh_bytes());
             let (t, range) = self.extent_of(core, block);
-            core.stats.read(self.index.tensors[t].layer, range.len);
+            core.stats.read(t, range.len, guess);
         }
         answer
     }
 
     /// Has `block` read: it holds a slot from now on. Answers whether there was one.
     fn reserve(&self, core: &mut Core, block: BlockId) -> Acquired {
-        let answer = self.take_slot(core, block);
+        let answer = self.take_slot(core, block, false);
         if answer == Acquired::Reserved {
             core.queue.push_back(block);
         }

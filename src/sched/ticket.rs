@@ -52,7 +52,7 @@ pub struct Ticket {
     walk: Mutex<Walk>,
     failed: OnceLock<Arc<Error>>,
     rows: usize,
-    layer: u32,
+    tensor: usize,
 }
 
 /// One walker. Walkers are told apart by their threads, so that one that leaves twice, or passes a position twice, does
@@ -114,11 +114,11 @@ impl Ticket {
             }),
             failed: OnceLock::new(),
             rows: request.rows,
-            layer: tensor.layer,
+            tensor: request.tensor,
             streamer: streamer.clone(),
         };
         let absent = ticket.pin_present(core, &experts);
-        core.stats.operation(request.tensor, ticket.layer, request.rows, experts.len(), absent);
+        core.stats.operation(request.tensor, request.rows, experts.len(), absent);
         let along = streamer.touch_along(core, request.tensor, &experts);
         if let Err(error) = ticket.place(core, &mut ticket.walk.lock()) {
             ticket.fail(error);
@@ -157,7 +157,7 @@ impl Ticket {
             let ready = core.store.acquire(block) == Acquired::Ready;
             core.store.pin(block);
             if core.ahead.prove(block) {
-                core.stats.guess_right(ready);
+                core.stats.guess_right(self.tensor, ready);
             }
             if ready {
                 self.publish(core, walk, block);
@@ -257,7 +257,7 @@ impl Ticket {
             match self.advance(&mut core) {
                 Ok(false) => {}
                 Ok(true) => {
-                    core.stats.waited(self.layer, self.rows, began.elapsed());
+                    core.stats.waited(self.tensor, self.rows, began.elapsed());
                     // one walker may have made the others' next expert available
                     self.streamer.wake.notify_all();
                     continue;

@@ -3,6 +3,7 @@
 in memory.
 
     python3 tests/bench/bench.py MODEL.gguf [--runs N] [--caps 3072,12288] [--tokens N]
+    python3 tests/bench/bench.py MODEL.gguf --lookahead [--warm N] [--rate MIB | --ram]
 
 Needs the programs in build/bin (and build/stock/bin/llama-bench for the comparison with stock), root and memory control
 groups for the caps. The cases are run in turn, N times each; medians with the least and the largest are printed. Run it
@@ -16,61 +17,14 @@ import pathlib
 import re
 import select
 import signal
-import statistics
 import subprocess
 import tempfile
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROMPT = ("A cache holds what was used before because it may be used again; the art lies in knowing which of the things "
-          "that it holds will be wanted first, and which never.")
-# other sampling falls into loops that no text has
-SAMPLING = ["--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", "--ignore-eos"]
-
+import lookahead
+from runs import ROOT, generate, into_page_cache, show
 
 # pairs that are left out: until they are over not every expert has been used
 WARM_UP = 10
-
-
-def generate(args, cap, extra):
-    """One run of llama-completion; what it says of itself."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as stats:
-        command = [str(args.bin / "llama-completion"), "-m", args.model, "-t", str(args.threads), "-c", "1024", "-no-cnv",
-                   "-p", PROMPT, "-n", str(args.tokens), *SAMPLING, *extra]
-        if "off" not in extra:
-            command += ["--les-stats", stats.name]
-        if cap:
-            command = ["bash", str(ROOT / "tests/bench/capped.sh"), str(cap), *command]
-        began = time.monotonic()
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        row = {"seconds": time.monotonic() - began}
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-3000:]}\nexit code {done.returncode}")
-        for key, pattern in (("prompt tok/s", r"prompt eval time.*?([\d.]+) tokens per second"),
-                             ("decode tok/s", r" eval time =.*runs.*?([\d.]+) tokens per second"),
-                             ("load s", r"load time =\s*([\d.]+) ms"),
-                             ("peak MiB", r"capped: .*peak (\d+) MiB")):
-            found = re.search(pattern, done.stdout)
-            if found:
-                row[key] = float(found.group(1)) / (1000 if key == "load s" else 1)
-        try:
-            s = json.load(open(stats.name))
-        except ValueError:
-            return row
-        d = s["decode"]
-        row["hit %"] = 100 * d["hits"] / max(d["requests"], 1)
-        row["MiB/token"] = d["bytes_read"] / max(d["tokens"], 1) / 2**20
-        row["wait ms/token"] = d["wait_ns"] / max(d["tokens"], 1) / 1e6
-        row["cache MiB"] = s["cache_bytes"] / 2**20
-        return row
-
-
-def into_page_cache(path):
-    """A capped run before, and les's reads, leave none of the model there."""
-    with open(path, "rb", buffering=0) as file:
-        buffer = bytearray(1 << 22)
-        while file.readinto(buffer):
-            pass
 
 
 class Bench:
@@ -161,34 +115,27 @@ def pairs(args):
              [{"stock tok/s": x, "les tok/s": y, "les/stock": y / x} for x, y in zip(a, b)])
 
 
-def show(name, rows):
-    print(f"\n{name}")
-    for key in rows[0]:
-        values = [r[key] for r in rows if key in r]
-        line = f"  {key:14} {statistics.median(values):10.3f}   ({min(values):.3f} .. {max(values):.3f})"
-        if len(values) > 1:
-            low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-            line += f"   quartiles {low:.3f} .. {high:.3f}"
-        print(line)
-
-
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("model")
     ap.add_argument("--runs", type=int, default=5)
-    ap.add_argument("--caps", default="3072,12288", help="memory caps in MiB, separated by commas")
+    ap.add_argument("--caps", help="memory caps in MiB, separated by commas (3072,12288; with --lookahead also 6144)")
     ap.add_argument("--tokens", type=int, default=128)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
     ap.add_argument("--pairs", action="store_true",
                     help="only compare llama-bench with all experts cached with stock's (build/stock/bin/llama-bench)")
     ap.add_argument("--no-resident", action="store_true", help="leave out the cases that need memory for the whole model")
+    lookahead.add_arguments(ap)
     args = ap.parse_args()
     if args.pairs:
         pairs(args)
         return
+    if args.lookahead:
+        lookahead.bench(ap, args)
+        return
     # name: cap in MiB, flags, whether the model is read into the page cache before
-    cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"], False) for cap in args.caps.split(",") if cap}
+    cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"], False) for cap in (args.caps or "3072,12288").split(",") if cap}
     if not args.no_resident:
         cases["stock way, everything in the page cache: --les off --no-repack, no cap"] = \
             (0, ["--les", "off", "--no-repack", "-lm", "mmap"], True)

@@ -149,9 +149,9 @@ static int is_filled(const unsigned char *tail) {
     return n == TAIL;
 }
 
-// Each struct with a size that none of its versions has, the first of which has `least` bytes, then with one that a newer
-// one may have.
-#define SIZES_FROM(least, T, call)                                                  \
+// Each struct, whose first version had `least` bytes, with a size that none of its versions has, then with one that a
+// newer one may have.
+#define SIZES(T, least, call)                                                       \
     do {                                                                            \
         static const size_t wrong[] = { 0, 1, (least) - 1, 1 << 20, SIZE_MAX };     \
         T before;                                                                   \
@@ -166,29 +166,28 @@ static int is_filled(const unsigned char *tail) {
         STATUS(LES_OK, call);                                                       \
         CHECK(s.known.struct_size == sizeof(s) && is_filled(s.tail));               \
     } while (0)
-#define SIZES(T, call) SIZES_FROM(sizeof(T), T, call)
 
 static void sizes_of_params(struct les_model *model) {
     LONGER(struct les_params) s;
     int32_t streams;
     uint64_t bytes;
     s.known = params_of("on", "min");
-    SIZES_FROM(offsetof(struct les_params, profile), struct les_params, les_params_check(&s.known, NULL, 0));
-    SIZES_FROM(offsetof(struct les_params, profile), struct les_params,
-               les_model_decide(model, &s.known, &streams, &bytes, NULL, 0));
+    SIZES(struct les_params, offsetof(struct les_params, profile), les_params_check(&s.known, NULL, 0));
+    SIZES(struct les_params, offsetof(struct les_params, profile),
+          les_model_decide(model, &s.known, &streams, &bytes, NULL, 0));
 }
 
 static void sizes_of_info(struct les_model *model) {
     LONGER(struct les_model_info) s;
     memset(&s, 0, sizeof(s));
-    SIZES(struct les_model_info, les_model_info(model, &s.known));
+    SIZES(struct les_model_info, sizeof(s.known), les_model_info(model, &s.known));
     CHECK(s.known.n_expert_used == N_USED);
 }
 
 static void sizes_of_tensor(struct les_model *model) {
     LONGER(struct les_tensor_info) s;
     memset(&s, 0, sizeof(s));
-    SIZES(struct les_tensor_info, les_model_tensor(model, 0, &s.known));
+    SIZES(struct les_tensor_info, sizeof(s.known), les_model_tensor(model, 0, &s.known));
     CHECK(s.known.n_expert == N_EXPERT && strlen(s.known.name) > 0);
 }
 
@@ -196,8 +195,13 @@ static void sizes_of_stats(struct les_model *model) {
     LONGER(struct les_stats) s;
     memset(&s, 0, sizeof(s));
     STATUS(LES_OK, les_model_start(model, NULL, 0));
-    SIZES(struct les_stats, les_model_stats(model, &s.known));
+    enum { FIRST = offsetof(struct les_stats, guessed) };
+    SIZES(struct les_stats, FIRST, les_model_stats(model, &s.known));
     CHECK(s.known.peak_rss_bytes > 0);
+    // a program that was compiled before guesses were counted
+    s.known = (struct les_stats) { .struct_size = FIRST, .guessed = 4711 };
+    STATUS(LES_OK, les_model_stats(model, &s.known));
+    CHECK(s.known.struct_size == FIRST && s.known.peak_rss_bytes > 0 && s.known.guessed == 4711);
 }
 
 static void sizes_of_op(struct les_model *model) {
@@ -206,7 +210,7 @@ static void sizes_of_op(struct les_model *model) {
     struct les_ticket *ticket = NULL;
     pick(ids, 1);
     s.known = op_of(ids, 1, 0, 1);
-    SIZES(struct les_op, les_ticket_open(model, &s.known, &ticket));
+    SIZES(struct les_op, sizeof(s.known), les_ticket_open(model, &s.known, &ticket));
     STATUS(LES_OK, les_ticket_free(ticket));
 }
 

@@ -109,9 +109,22 @@ class Tools(unittest.TestCase):
         self.assertGreater(near["at_k"] * far["picks"], far["at_k"] * near["picks"])
         self.assertGreater(written["guessed"], 100)
         self.assertGreater(written["guessed_in_time"] + written["guessed_late"], written["guessed_wasted"])
+        # what was promised came true about as often, and the weightier picks are predicted more often than others
+        self.assertLess(written["calibration_error"], 0.1)
+        mass = written["gate_mass"][0]
+        self.assertGreater(mass["at_k"] * near["picks"], near["at_k"] * mass["tokens"])
+        layers = written["layers"]
+        for counter in ["requests", "hits", "late", "misses", "bytes_read", "wait_ns"]:
+            self.assertEqual(sum(layer[counter] for layer in layers), harness.total(written, counter), counter)
+        for counter in ["demand_reads", "demand_bytes", "guessed", "guessed_bytes", "guessed_in_time"]:
+            self.assertEqual(sum(layer[counter] for layer in layers), written[counter], counter)
         sim = harness.run([PATCHED.tool("les"), "sim", trace])
         self.assertEqual(sim.returncode, 0, sim.shown)
         self.assertIn("optimal", sim.stdout)
+        # the trace tells what was predicted, two layers ahead
+        sim = harness.run([PATCHED.tool("les"), "sim", trace, "--lookahead=2", "--json"])
+        self.assertEqual(sim.returncode, 0, sim.shown)
+        self.assertTrue(all("lookahead" in row for row in json.loads(sim.stdout)["rows"]))
 
     @unittest.skipIf(SELF, "LES only")
     def test_profile(self):
@@ -279,6 +292,45 @@ class Server(unittest.TestCase):
         expected = self.text(*plain("llama-server"), *args)
         self.assertGreater(len(expected.strip()), 10)
         self.assertEqual(self.text(PATCHED.tool("llama-server"), harness.les("min"), *args), expected)
+
+    def metrics(self, *args):
+        """What /metrics says of streaming after one request, and the statistics written at the end."""
+        with tempfile.TemporaryDirectory() as tmp:
+            process, port = self.start(PATCHED.tool("llama-server"), {}, "--metrics", "--les-stats", f"{tmp}/stats.json",
+                                       *args)
+            self.complete(port)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+            self.stop(process)
+            stats = harness.read_stats(f"{tmp}/stats.json") if Path(f"{tmp}/stats.json").exists() else None
+        self.assertRegex(text, r"(?m)^llamacpp:prompt_tokens_total ")
+        values = dict(re.findall(r"(?m)^llamacpp:les_(\w+) (\S+)$", text))
+        kinds = dict(re.findall(r"(?m)^# TYPE llamacpp:les_(\w+) (\w+)$", text))
+        self.assertEqual(list(kinds), list(values))
+        for name, kind in kinds.items():
+            self.assertEqual(kind, "counter" if name.endswith("_total") else "gauge", name)
+        return {name.removesuffix("_total"): float(value) for name, value in values.items()}, stats
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_metrics(self):
+        les, stats = self.metrics("--les", "on", "--les-cache", "min")
+        self.assertGreater(les["hits"], 0)
+        self.assertLess(les["hits"], les["requests"])
+        self.assertGreater(les["wait_seconds"], 0)
+        self.assertGreater(les["guessed"], 0)
+        self.assertLessEqual(les["guessed_in_time"] + les["guessed_late"] + les["guessed_wasted"], les["guessed"])
+        self.assertEqual(les["read_errors"], 0)
+        # nothing was computed after the request
+        for name in ["requests", "hits", "bytes_read"]:
+            self.assertEqual(les[name], harness.total(stats, name), name)
+        for name in ["guessed", "guessed_in_time", "guessed_late", "evictions", "cache_bytes"]:
+            self.assertEqual(les[name], stats[name], name)
+            self.assertGreaterEqual(les[name], 0)
+        self.assertGreater(min(les["bytes_read"], les["evictions"], les["cache_bytes"]), 0)
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_metrics_of_a_model_that_does_not_stream(self):
+        self.assertEqual(self.metrics("--les", "off"), ({}, None))
 
     @unittest.skipIf(SELF, "LES only")
     def test_a_failed_read_is_an_error_of_that_request(self):

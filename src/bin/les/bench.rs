@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
 use les::index::{Index, ModelFile};
 use les::io::{Completion, Engine, EngineKind, Files, Read};
+use les::model::fault_plan;
 use les::options;
 use les::store::Arena;
 use serde::Serialize;
@@ -91,6 +92,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Reads of `sizes` from `file`, so many at a time: 10^6 bytes per second, and microseconds from submission to completion in
+/// the middle.
+///
+/// # Errors
+/// When it cannot be read, or is too small.
+pub fn quick(file: &ModelFile, sizes: &[u64], depth: usize, seconds: Duration) -> anyhow::Result<(f64, f64)> {
+    let files = Arc::new(Files::open(std::slice::from_ref(file), true)?);
+    if let Some(notice) = files.notice() {
+        eprintln!("les: {notice}");
+    }
+    let row = measure(&files, file.size, sizes, EngineKind::default(), depth, seconds)?;
+    Ok((row.mb_per_s, row.p50_us as f64))
+}
+
 /// The sizes in which a model's experts are read; of another file, the size of a part of an expert of a common model.
 fn request_sizes(path: &Path) -> Vec<u64> {
     let mut sizes: Vec<u64> =
@@ -138,7 +153,7 @@ fn measure(
     ensure!(file_size / 2 >= slot as u64, "the file is smaller than two reads of {slot} bytes");
     let bytes = slot.checked_mul(depth).context("--size times --depth is out of range")?;
     let arena = Arc::new(Arena::new(bytes)?);
-    let opened = les::io::open(kind, Arc::clone(files), arena, depth, None)?;
+    let opened = les::io::open(kind, Arc::clone(files), arena, depth, fault_plan()?)?;
     if let Some(notice) = opened.notice {
         eprintln!("les: {notice}");
     }

@@ -158,6 +158,6 @@ fn rows(index: &Index) -> BTreeMap<(Part, u32, &'static str, u64), (usize, u64)>
 }
 
 /// Text from a file, fit for a terminal.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod inspect;
+mod plan;
 mod sim;
 
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ struct Cli {
 enum Command {
     Bench(bench::Args),
     Inspect(inspect::Args),
+    Plan(plan::Args),
     Sim(sim::Args),
 }
 
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Sim(args) => sim::run(&args),
     };
     match result {

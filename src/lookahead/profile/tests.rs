@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::Lookahead;
+use super::super::{Lookahead, Reliability};
 use super::*;
 use crate::store::testing::index;
 
@@ -14,7 +14,7 @@ fn observe(learned: &mut Learned, steps: &[([i32; 2], [f32; 5])]) {
     for (i, (picks, scores)) in steps.iter().enumerate() {
         learned.keep.observe(i % 2, 1, picks, scores);
         let bin = Calibration::bin(scores[0].clamp(-0.9, 3.0));
-        bin.into_iter().for_each(|bin| learned.calibrations[i % 2].learn(bin, i % 3 > 0));
+        bin.into_iter().for_each(|bin| learned.calibrations[i % 2].learn(bin, 0.5, i % 3 > 0));
     }
 }
 
@@ -77,6 +77,11 @@ fn answers(learned: &Learned) -> Vec<Vec<u32>> {
     values.chain((1..3).map(|distance| bits(&learned.probabilities(distance)))).collect()
 }
 
+/// What became of the predictions of this run.
+fn run(learned: &Learned) -> Vec<Reliability> {
+    learned.calibrations.iter().flat_map(Calibration::reliability).collect()
+}
+
 fn damaged(bytes: &[u8]) -> bool {
     matches!(parse(bytes, &model()), Err(Unfit::Damaged(why)) if !why.is_empty())
 }
@@ -94,8 +99,12 @@ fn what_was_learned_comes_back_and_goes_on() {
     assert_eq!(bytes(&after), bytes(&before));
 
     let more = [([0, 4], [0.5, 1.0, -1.0, 0.25, 3.0]), ([1, 2], [3.0, 0.0, 0.125, -4.0, 1.0])];
-    observe(&mut before, &more);
-    observe(&mut after, &more);
+    let mut anew = nothing();
+    assert!(!run(&before).is_empty() && run(&after).is_empty(), "each run counts its own predictions");
+    for learned in [&mut before, &mut after, &mut anew] {
+        observe(learned, &more);
+    }
+    assert_eq!(run(&after), run(&anew));
     for (a, b) in (0..2).flat_map(|at| before.keep.values(at).iter().zip(after.keep.values(at))) {
         // the sums over all layers are added up anew
         assert!((a - b).abs() < 1e-5, "{a} is not {b}");
@@ -248,6 +257,7 @@ fn a_run_that_uses_less_keeps_the_rest() {
     // looks one layer ahead where two were, and evicts nothing
     let lookahead = Lookahead::new(&model(), 1, false, None, Some(&path)).unwrap();
     assert!(lookahead.knew());
+    assert_eq!(lookahead.reliability(), [[]], "of the distance that it looks");
     fs::remove_file(&path).unwrap();
     assert!(lookahead.save_profile().unwrap());
     assert_eq!(fs::read(&path).unwrap(), bytes(&before));

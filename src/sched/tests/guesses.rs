@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::lookahead::{Guess, Guesses};
+use crate::stats::{LayerStats, Phase};
 
 fn guesses(tensor: usize, experts: &[u32]) -> [Guesses; 1] {
     let experts = experts.iter().map(|&expert| Guess { expert, probability: 0.9 }).collect();
@@ -35,10 +36,10 @@ fn guesses_are_read_part_by_part_after_what_is_needed() {
         run(&s, &shared, tensor, &[7, 5]).unwrap();
     }
     let stats = s.stats();
-    assert_eq!((stats.guessed, stats.guessed_in_time, stats.guessed_late), (6, 3, 0));
+    assert_eq!((stats.reads.guessed, stats.reads.guessed_in_time, stats.reads.guessed_late), (6, 3, 0));
     s.guess(3, &[]);
     s.guess(0, &[]);
-    assert_eq!((s.stats().guessed_wasted, pins(&s)), (3, 0));
+    assert_eq!((s.stats().reads.guessed_wasted, pins(&s)), (3, 0));
 }
 
 #[test]
@@ -49,7 +50,7 @@ fn a_guess_under_way_is_waited_for_and_not_read_twice() {
     assert_eq!(run(&s, &shared, 3, &[6, 7]).unwrap(), [7, 6]);
     assert_eq!(shared.order.lock().iter().filter(|&&b| b == 30 || b == 31).count(), 2);
     let stats = s.stats();
-    assert_eq!((stats.guessed_in_time, stats.guessed_late), (1, 1));
+    assert_eq!((stats.reads.guessed_in_time, stats.reads.guessed_late), (1, 1));
 }
 
 #[test]
@@ -93,8 +94,13 @@ fn a_guess_that_cannot_be_read_is_read_again_when_it_is_needed() {
     s.guess(0, &guesses(3, &[7]));
     settle(&s);
     assert_eq!(s.stats().read_errors, 1);
-    assert_eq!(run(&s, &shared, 3, &[7]).unwrap(), [7]);
+    for _ in 0..2 {
+        assert_eq!(run(&s, &shared, 3, &[7]).unwrap(), [7]);
+    }
     assert_eq!(shared.order.lock().iter().filter(|&&b| b == 31).count(), 2);
+    // the guess has brought nothing
+    let reads = s.stats().reads;
+    assert_eq!((reads.guessed, reads.guessed_in_time, reads.guessed_late, reads.demand_reads), (3, 0, 0, 1));
 }
 
 #[test]
@@ -118,4 +124,51 @@ fn a_guess_that_a_part_does_not_have_is_left_out() {
     s.guess(0, &guesses(3, &[8, u32::MAX, 7]));
     settle(&s);
     assert_eq!(*shared.order.lock(), [31, 39, 47]);
+}
+
+#[test]
+fn layers_add_up_to_the_totals_and_reads_to_what_was_asked() {
+    let script: Script = Box::new(|i| if i % 50 == 7 { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) });
+    let (s, shared) = streamer(Setup { script, depth: 2, spare_slots: 6, ..Default::default() });
+    let mut random = fastrand::Rng::with_seed(1);
+    for pass in 0..60 {
+        for tensor in 0..6 {
+            let rows = if pass % 5 == 0 { 3 } else { 1 };
+            let ids: Vec<i32> = (0..2 * rows).map(|_| random.i32(0..8)).collect();
+            let ticket = Ticket::open(s.clone(), Request { tensor, ids: &ids, rows, walkers: 1 }).unwrap();
+            if tensor % 3 == 0 {
+                s.guess(tensor, &guesses(3 - tensor, &[random.u32(0..8), random.u32(0..8)]));
+            }
+            // some fail
+            let _ = walk(&s, &shared, &ticket);
+        }
+    }
+    settle(&s);
+    s.core.lock().give_up_guesses();
+    let stats = s.stats();
+    let sum = |of: fn(&LayerStats) -> u64| stats.layers.iter().map(of).sum::<u64>();
+    let both = |of: fn(&Phase) -> u64| of(&stats.decode) + of(&stats.prompt);
+    assert_eq!(sum(|l| l.requests), both(|p| p.requests));
+    assert_eq!(sum(|l| l.hits), both(|p| p.hits));
+    assert_eq!(sum(|l| l.late), both(|p| p.late));
+    assert_eq!(sum(|l| l.misses), both(|p| p.misses));
+    assert_eq!(sum(|l| l.bytes_read), both(|p| p.bytes_read));
+    assert_eq!(sum(|l| l.wait_ns), both(|p| p.wait_ns));
+    let reads = &stats.reads;
+    assert_eq!(sum(|l| l.reads.demand_reads), reads.demand_reads);
+    assert_eq!(sum(|l| l.reads.demand_bytes), reads.demand_bytes);
+    assert_eq!(sum(|l| l.reads.guessed), reads.guessed);
+    assert_eq!(sum(|l| l.reads.guessed_bytes), reads.guessed_bytes);
+    assert_eq!(sum(|l| l.reads.guessed_in_time), reads.guessed_in_time);
+    assert_eq!(sum(|l| l.reads.guessed_late), reads.guessed_late);
+    assert_eq!(sum(|l| l.reads.guessed_wasted), reads.guessed_wasted);
+    for l in &stats.layers {
+        assert_eq!(l.requests, l.hits + l.late + l.misses, "{l:?}");
+        assert_eq!(l.bytes_read, l.reads.demand_bytes + l.reads.guessed_bytes, "{l:?}");
+        assert!(l.requests > 0 && l.reads.demand_reads > 0 && l.reads.guessed > 0, "{l:?}");
+    }
+    assert_eq!(reads.demand_reads + reads.guessed, shared.order.lock().len() as u64);
+    // each guess came to something, but for those whose reads failed
+    let failed = reads.guessed - reads.guessed_in_time - reads.guessed_late - reads.guessed_wasted;
+    assert!(failed > 0 && failed < stats.read_errors, "{failed} of {stats:?}");
 }

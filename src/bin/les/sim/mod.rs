@@ -1,23 +1,26 @@
 //! `les sim`: a trace of the routers, replayed under several replacement policies and sizes of the cache.
 
+mod machine;
 mod plot;
 mod queues;
 mod replay;
+mod table;
 #[cfg(test)]
 mod tests;
 mod values;
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::ValueEnum;
+use les::lookahead::{LEAST_PROBABILITY, MAX_DEPTH};
 use les::store::{Lru, Policy, Valued};
 use serde::Serialize;
 
+pub use machine::{Ahead, Device, Machine, Passed};
 use queues::{S3Fifo, Sieve};
-use replay::{Device, Summary, Trace};
+pub use replay::{Summary, Trace};
 use values::{Average, Future, Learned, Signal, Values};
 
 /// Replay a trace (--les-trace): what a cache would read under each policy
@@ -34,12 +37,24 @@ pub struct Args {
     /// 10^6 bytes that the device reads per second
     #[arg(long, value_name = "MB/s", default_value_t = 1500.0)]
     bandwidth: f64,
-    /// What a layer's reads take besides, in microseconds
+    /// What each read takes besides, in microseconds
     #[arg(long, value_name = "US", default_value_t = 150.0)]
     latency: f64,
+    /// Reads in flight
+    #[arg(long, value_name = "N", default_value_t = les::io::DEFAULT_DEPTH)]
+    depth: usize,
     /// What computing a token takes, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 170.0)]
     compute: f64,
+    /// How much of that is not for experts, in percent
+    #[arg(long, value_name = "N%", default_value = "50%", value_parser = parse_part)]
+    dense: f64,
+    /// Compare with reading ahead what was predicted for so many layers (1 when no number is given), and with an oracle
+    #[arg(long, value_name = "LAYERS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    lookahead: Option<usize>,
+    /// What is less likely is not read ahead
+    #[arg(long, value_name = "P", default_value_t = LEAST_PROBABILITY)]
+    threshold: f32,
     /// Draw the hit rates into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -51,7 +66,7 @@ pub struct Args {
 /// A replacement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Kind {
+pub enum Kind {
     /// The least recently used goes
     Lru,
     /// First in, first out, except what was used meanwhile
@@ -86,7 +101,8 @@ impl Kind {
         self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
     }
 
-    fn replay(self, trace: &Trace, slots: usize) -> Vec<replay::Missed> {
+    /// Replays a trace under this policy, with so many slots.
+    pub fn replay(self, trace: &Trace, slots: usize, device: &Device, ahead: Ahead) -> Vec<Passed> {
         let n = trace.n_blocks();
         let average = |signal, keep| -> Box<dyn Values> { Box::new(Average::new(trace, signal, keep)) };
         let values = match self {
@@ -104,7 +120,7 @@ impl Kind {
             Self::S3Fifo => Box::new(S3Fifo::new(n, slots)),
             _ => Box::new(Valued::of(trace.n_expert.iter().map(|&n| (n as u32, 0)))),
         };
-        trace.replay(policy, values, slots)
+        Machine::new(trace, policy, slots, device).run(values, ahead)
     }
 }
 
@@ -119,6 +135,12 @@ struct Row {
     whole: Summary,
     /// Bytes per token over those of the optimal policy.
     times_optimal: [f64; 2],
+    /// The same two with what was predicted read ahead; absent where the trace does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lookahead: Option<[Summary; 2]>,
+    /// The same two with all that the next layers need read ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oracle: Option<[Summary; 2]>,
 }
 
 /// What `--json` prints.
@@ -127,6 +149,9 @@ struct Report<'a> {
     model: &'a str,
     tokens: usize,
     device: Device,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lookahead: Option<usize>,
+    threshold: f32,
     rows: &'a [Row],
 }
 
@@ -135,66 +160,82 @@ struct Report<'a> {
 /// # Errors
 /// When the trace cannot be read or the picture cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let device = Device { mb_per_s: args.bandwidth, latency_us: args.latency, compute_ms: args.compute };
-    ensure!(device.mb_per_s > 0.0 && device.mb_per_s.is_finite(), "--bandwidth must be more than 0");
+    let device = args.device()?;
     ensure!(
-        [device.latency_us, device.compute_ms].iter().all(|&t| (0.0..1e9).contains(&t)),
-        "times must not be negative"
+        args.lookahead.is_none_or(|layers| (1..=MAX_DEPTH).contains(&layers)),
+        "--lookahead takes a number of layers from 1 to {MAX_DEPTH}"
+    );
+    let least = les::lookahead::trace::LEAST_PROBABILITY;
+    ensure!(
+        (least..=1.0).contains(&args.threshold),
+        "--threshold takes a probability from {least} to 1: a trace has no less likely guesses"
     );
     let trace = Trace::read(&args.trace)?;
+    let ahead = args.lookahead.map(|layers| (layers, args.threshold));
     let kinds = if args.policy.is_empty() { Kind::value_variants() } else { &args.policy };
-    let rows: Vec<Row> = args.cache.iter().flat_map(|&cache| compare(&trace, cache, kinds, &device)).collect();
+    let rows: Vec<Row> = args.cache.iter().flat_map(|&cache| compare(&trace, cache, kinds, &device, ahead)).collect();
     if let Some(path) = &args.svg {
         plot::draw(path, &trace.model, &rows)?;
     }
     let mut text = if args.json {
         let tokens = trace.passes.last().map_or(0, |p| p.token + 1);
-        serde_json::to_string_pretty(&Report { model: &trace.model, tokens, device, rows: &rows })?
+        let (lookahead, threshold) = (args.lookahead, args.threshold);
+        serde_json::to_string_pretty(&Report {
+            model: &trace.model,
+            tokens,
+            device,
+            lookahead,
+            threshold,
+            rows: &rows,
+        })?
+    } else if ahead.is_some() {
+        table::lookahead(&rows)?
     } else {
-        table(&rows)?
+        table::policies(&rows)?
     };
     text.push('\n');
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-fn compare(trace: &Trace, cache: f64, kinds: &[Kind], device: &Device) -> Vec<Row> {
+impl Args {
+    fn device(&self) -> anyhow::Result<Device> {
+        ensure!(self.bandwidth > 0.0 && self.bandwidth.is_finite(), "--bandwidth must be more than 0");
+        ensure!(
+            [self.latency, self.compute].iter().all(|&t| (0.0..1e9).contains(&t)),
+            "times must not be negative, nor absurd"
+        );
+        ensure!(self.depth > 0, "--depth must be more than 0");
+        Ok(Device {
+            mb_per_s: self.bandwidth,
+            latency_us: self.latency,
+            depth: self.depth,
+            compute_ms: self.compute,
+            dense_part: self.dense,
+        })
+    }
+}
+
+/// `ahead`: how many layers to look ahead, and the threshold, to be compared.
+fn compare(trace: &Trace, cache: f64, kinds: &[Kind], device: &Device, ahead: Option<(usize, f32)>) -> Vec<Row> {
     // less than one layer of a token needs holds nothing worth comparing
     let slots = ((cache * trace.n_blocks() as f64) as usize).max(trace.most_used);
-    let half = trace.passes.last().map_or(0, |p| p.token.div_ceil(2));
-    let run = |kind: Kind| {
-        let missed = kind.replay(trace, slots);
-        [half, 0].map(|from| trace.summary(&missed, from, device))
+    let run = |kind: Kind, ahead: Ahead| {
+        let passed = kind.replay(trace, slots, device, ahead);
+        [trace.half(), 0].map(|from| trace.summary(&passed, from))
     };
-    let optimal = run(Kind::Optimal);
+    let optimal = run(Kind::Optimal, Ahead::Nothing);
     let row = |&policy: &Kind| {
-        let [second_half, whole] = if policy == Kind::Optimal { optimal } else { run(policy) };
+        let [second_half, whole] = if policy == Kind::Optimal { optimal } else { run(policy, Ahead::Nothing) };
         let over =
             |s: Summary, o: Summary| if o.bytes_per_token > 0.0 { s.bytes_per_token / o.bytes_per_token } else { 1.0 };
         let times_optimal = [over(second_half, optimal[0]), over(whole, optimal[1])];
-        Row { policy, cache, slots, second_half, whole, times_optimal }
+        let lookahead = ahead
+            .filter(|(layers, _)| *layers <= trace.foresight())
+            .map(|(layers, least)| run(policy, Ahead::Predicted(layers, least)));
+        let oracle = ahead.map(|(layers, _)| run(policy, Ahead::Oracle(layers)));
+        Row { policy, cache, slots, second_half, whole, times_optimal, lookahead, oracle }
     };
     kinds.iter().map(row).collect()
-}
-
-fn table(rows: &[Row]) -> Result<String, std::fmt::Error> {
-    let mut out = String::new();
-    writeln!(out, "{:17}{:^40} {:^40}", "", "second half", "whole")?;
-    let columns = format!("{:>7} {:>12} {:>9} {:>9}", "hits", "MiB/token", "x optimal", "wait ms");
-    write!(out, "{:>5} {:11}{columns} {columns}", "cache", "policy")?;
-    let mut last = 0.0;
-    for row in rows {
-        if row.cache != last {
-            writeln!(out)?;
-            last = row.cache;
-        }
-        write!(out, "\n{:>4.0}% {:11}", 100.0 * row.cache, row.policy.name())?;
-        for (i, (s, times)) in [row.second_half, row.whole].into_iter().zip(row.times_optimal).enumerate() {
-            let gap = if i == 0 { "" } else { " " };
-            let mib = s.bytes_per_token / f64::from(1 << 20);
-            write!(out, "{gap}{:>6.1}% {mib:>12.2} {times:>9.2} {:>9.2}", 100.0 * s.hit_rate, s.wait_ms_per_token)?;
-        }
-    }
-    Ok(out)
 }
 
 fn parse_part(text: &str) -> Result<f64, String> {

@@ -1,13 +1,12 @@
-//! A trace, and what a cache would have had to read for it.
+//! A trace to replay, and what is said of a replay.
 
 use std::path::Path;
 
 use anyhow::ensure;
 use les::lookahead::trace::{Reader, Record};
-use les::store::Policy;
 use serde::Serialize;
 
-use super::values::Values;
+use super::machine::Passed;
 
 /// One pass of a batch through the experts of one layer.
 pub struct Pass {
@@ -21,6 +20,8 @@ pub struct Pass {
     pub needs: Vec<u32>,
     /// One score per expert, for each of the last rows.
     pub scores: Vec<f32>,
+    /// What was predicted here, by distance from 1: experts and their probabilities.
+    pub guesses: Vec<Vec<(u32, f32)>>,
 }
 
 /// A whole trace.
@@ -29,8 +30,8 @@ pub struct Trace {
     pub passes: Vec<Pass>,
     /// Per layer.
     pub n_expert: Vec<usize>,
-    /// Per layer: bytes of one expert.
-    pub bytes: Vec<u64>,
+    /// Per layer: bytes of the parts of one expert, in the order of use.
+    pub part_bytes: Vec<Vec<u64>>,
     /// The most experts that one pass of one token needs, over all layers.
     pub most_used: usize,
 }
@@ -43,7 +44,7 @@ impl Trace {
             model: header.model.clone(),
             passes: Vec::new(),
             n_expert: header.layers.iter().map(|l| l.n_expert as usize).collect(),
-            bytes: header.layers.iter().map(|l| l.part_bytes.iter().sum()).collect(),
+            part_bytes: header.layers.iter().map(|l| l.part_bytes.clone()).collect(),
             most_used: header.layers.iter().map(|l| l.n_used as usize).max().unwrap_or(1).max(1),
         };
         for record in &mut reader {
@@ -65,7 +66,8 @@ impl Trace {
         let mut needs: Vec<u32> = record.picks.iter().filter_map(|&e| u32::try_from(e).ok()).collect();
         needs.sort_unstable();
         needs.dedup();
-        self.passes.push(Pass { at, token, rows, picks: record.picks, needs, scores: record.scores.concat() });
+        let (picks, scores, guesses) = (record.picks, record.scores.concat(), record.guesses);
+        self.passes.push(Pass { at, token, rows, picks, needs, scores, guesses });
         Ok(())
     }
 
@@ -74,104 +76,46 @@ impl Trace {
         self.n_expert.iter().sum()
     }
 
-    /// Replays it with so many slots, each of which holds an expert of any layer.
-    pub fn replay(
-        &self,
-        mut policy: Box<dyn Policy>,
-        mut values: Option<Box<dyn Values>>,
-        slots: usize,
-    ) -> Vec<Missed> {
-        let firsts: Vec<u32> =
-            self.n_expert.iter().scan(0, |at, &n| Some(std::mem::replace(at, *at + n as u32))).collect();
-        let mut resident = vec![false; self.n_blocks()];
-        let mut needed_at = vec![usize::MAX; self.n_blocks()];
-        let mut taken = 0;
-        let mut missed = Vec::with_capacity(self.passes.len());
-        for (number, pass) in self.passes.iter().enumerate() {
-            let blocks = || pass.needs.iter().map(|e| firsts[pass.at] + e);
-            let mut absent = Vec::new();
-            policy.layer_begins();
-            for block in blocks() {
-                needed_at[block as usize] = number;
-                if resident[block as usize] { policy.used(block) } else { absent.push(block) }
-            }
-            for &block in &absent {
-                if taken < slots {
-                    taken += 1;
-                } else {
-                    // a pass that needs more than there is gives back what it has computed
-                    let may_go = |b: u32| needed_at[b as usize] != number;
-                    let Some(victim) = policy.victim(0, &may_go).or_else(|| policy.victim(0, &|_| true)) else {
-                        continue;
-                    };
-                    policy.removed(victim);
-                    resident[victim as usize] = false;
-                }
-                policy.inserted(block, 0);
-                resident[block as usize] = true;
-            }
-            missed.push(Missed { needed: pass.needs.len(), missed: absent.len() });
-            if let Some(values) = &mut values {
-                policy.valued(pass.at, values.after(number, pass));
-            }
-        }
-        missed
+    /// The most layers for which anything was predicted at once; 0 where the trace does not tell.
+    pub fn foresight(&self) -> usize {
+        self.passes.iter().map(|pass| pass.guesses.len()).max().unwrap_or(0)
     }
 
-    /// Sums up what was missed from token `from` on.
-    pub fn summary(&self, missed: &[Missed], from: usize, device: &Device) -> Summary {
+    /// The number of the token that begins the second half.
+    pub fn half(&self) -> usize {
+        self.passes.last().map_or(0, |p| p.token.div_ceil(2))
+    }
+
+    /// Sums up a replay from token `from` on.
+    pub fn summary(&self, passed: &[Passed], from: usize) -> Summary {
         let mut sum = Summary::default();
-        let (mut needed, mut absent, mut rows) = (0, 0, 0);
-        for (i, (pass, m)) in self.passes.iter().zip(missed).enumerate().filter(|(_, (pass, _))| pass.token >= from) {
-            needed += m.needed;
-            absent += m.missed;
+        let (mut needed, mut missed, mut rows) = (0, 0, 0);
+        for (i, (pass, p)) in self.passes.iter().zip(passed).enumerate().filter(|(_, (pass, _))| pass.token >= from) {
+            needed += p.needed;
+            missed += p.missed;
             if i == 0 || self.passes[i - 1].token != pass.token {
                 rows += pass.rows;
             }
-            let bytes = m.missed as u64 * self.bytes[pass.at];
-            sum.bytes_per_token += bytes as f64;
-            sum.wait_ms_per_token += device.wait_ms(bytes, m, self.n_expert.len(), pass.rows);
+            sum.bytes_per_token += p.bytes as f64;
+            sum.wait_ms_per_token += p.wait_ms;
+            sum.ms_per_token += p.all_ms;
         }
-        sum.hit_rate = 1.0 - absent as f64 / (needed as f64).max(1.0);
-        sum.bytes_per_token /= f64::from(rows.max(1) as u32);
-        sum.wait_ms_per_token /= f64::from(rows.max(1) as u32);
+        sum.hit_rate = 1.0 - missed as f64 / (needed as f64).max(1.0);
+        for per_token in [&mut sum.bytes_per_token, &mut sum.wait_ms_per_token, &mut sum.ms_per_token] {
+            *per_token /= f64::from(rows.max(1) as u32);
+        }
         sum
     }
-}
-
-/// What one pass needed, and what of it was not there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missed {
-    pub needed: usize,
-    pub missed: usize,
 }
 
 /// What is said of a run.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Summary {
-    /// Of the experts that were needed.
+    /// Experts that were all there when they were asked for, of those that were needed.
     pub hit_rate: f64,
+    /// Read, be it needed or not.
     pub bytes_per_token: f64,
-    /// By the model of [`Device`].
     pub wait_ms_per_token: f64,
-}
-
-/// A device that takes a time per pass and a time per byte, and a processor that takes a time per token, the same for
-/// each layer and expert. A layer's reads begin when its experts are picked, and what is in memory is computed meanwhile.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Device {
-    pub mb_per_s: f64,
-    pub latency_us: f64,
-    pub compute_ms: f64,
-}
-
-impl Device {
-    fn wait_ms(&self, bytes: u64, m: &Missed, layers: usize, rows: usize) -> f64 {
-        if bytes == 0 {
-            return 0.0;
-        }
-        let reads = self.latency_us / 1e3 + bytes as f64 / self.mb_per_s / 1e3;
-        let ready = (m.needed - m.missed) as f64 / m.needed as f64;
-        (reads - self.compute_ms / layers as f64 * rows as f64 * ready).max(0.0)
-    }
+    /// The computation and the wait.
+    pub ms_per_token: f64,
 }

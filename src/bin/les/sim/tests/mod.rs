@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+mod machine;
+
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -8,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const DEVICE: Device = Device { mb_per_s: 1000.0, latency_us: 100.0, compute_ms: 8.0 };
+const DEVICE: Device = Device { mb_per_s: 1000.0, latency_us: 400.0, depth: 16, compute_ms: 8.0, dense_part: 0.5 };
 
 fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/docmoe-routing.jsonl")
@@ -16,18 +18,19 @@ fn path() -> PathBuf {
 
 /// Two layers; the picks of layers 0, 1, 0, 1, and so on.
 fn trace(n_expert: usize, picks: &[Vec<i32>]) -> Trace {
-    let mut trace =
-        Trace { model: "test".into(), passes: vec![], n_expert: vec![n_expert; 2], bytes: vec![10, 20], most_used: 2 };
+    let (model, part_bytes) = ("test".into(), vec![vec![10], vec![10, 10]]);
+    let mut trace = Trace { model, passes: vec![], n_expert: vec![n_expert; 2], part_bytes, most_used: 2 };
     for (i, picks) in picks.iter().enumerate() {
         let scores =
             vec![(0..n_expert as i32).map(|e| if picks.contains(&e) { 1.5 } else { -0.1 * e as f32 }).collect()];
-        trace.push(Record { at: (i % 2) as u32, rows: 1, picks: picks.clone(), scores }).unwrap();
+        let record = Record { at: (i % 2) as u32, rows: 1, picks: picks.clone(), scores, guesses: vec![] };
+        trace.push(record).unwrap();
     }
     trace
 }
 
 fn misses(kind: Kind, trace: &Trace, slots: usize) -> usize {
-    kind.replay(trace, slots).iter().map(|m| m.missed).sum()
+    kind.replay(trace, slots, &DEVICE, Ahead::Nothing).iter().map(|p| p.missed).sum()
 }
 
 /// The trace is short, so at one size or another the average that happens to suit it is better: over all sizes none is.
@@ -35,7 +38,7 @@ fn misses(kind: Kind, trace: &Trace, slots: usize) -> usize {
 fn the_learned_values_are_about_as_good_as_the_best_average_wherever_that_is() {
     let trace = Trace::read(&path()).unwrap();
     let rows: Vec<Row> =
-        [0.1, 0.2, 0.4, 0.6].iter().flat_map(|&c| compare(&trace, c, Kind::value_variants(), &DEVICE)).collect();
+        [0.1, 0.2, 0.4, 0.6].iter().flat_map(|&c| compare(&trace, c, Kind::value_variants(), &DEVICE, None)).collect();
     let hits =
         |kind: Kind| rows.iter().filter(|r| r.policy == kind).map(|r| 25.0 * r.second_half.hit_rate).sum::<f64>();
     let learned = hits(Kind::Learned);
@@ -47,17 +50,33 @@ fn the_learned_values_are_about_as_good_as_the_best_average_wherever_that_is() {
 }
 
 #[test]
+fn an_oracle_waits_less_at_every_size() {
+    let trace = Trace::read(&path()).unwrap();
+    // as fast as it computes, at about half of the hits
+    let device = Device { mb_per_s: 300.0, latency_us: 100.0, ..DEVICE };
+    for cache in [0.1, 0.2, 0.4, 0.6] {
+        for row in compare(&trace, cache, &[Kind::Lru, Kind::Learned], &device, Some((1, 0.6))) {
+            let oracle = row.oracle.unwrap()[0];
+            assert!(row.lookahead.is_none(), "nothing was predicted in this trace");
+            assert!(oracle.wait_ms_per_token < 0.8 * row.second_half.wait_ms_per_token, "{row:?}");
+            assert!(oracle.ms_per_token >= 8.0, "{row:?}");
+        }
+    }
+}
+
+#[test]
 fn what_is_summed_up() {
     let picks = [vec![0, 1], vec![2, 3], vec![0, 1], vec![2, 4]];
     let trace = trace(8, &picks);
-    let missed = Kind::Lru.replay(&trace, 8);
-    assert_eq!(missed.iter().map(|m| m.missed).collect::<Vec<_>>(), [2, 2, 0, 1]);
-    let whole = trace.summary(&missed, 0, &DEVICE);
+    let passed = Kind::Lru.replay(&trace, 8, &DEVICE, Ahead::Nothing);
+    assert_eq!(passed.iter().map(|p| p.missed).collect::<Vec<_>>(), [2, 2, 0, 1]);
+    let whole = trace.summary(&passed, 0);
     assert!((whole.hit_rate - 3.0 / 8.0).abs() < 1e-9);
     assert!((whole.bytes_per_token - 40.0).abs() < 1e-9);
-    // a miss in layer 1 waits for the device less the half of that layer's 4 ms that is there to compute
-    assert!((trace.summary(&missed, 1, &Device { latency_us: 5000.0, ..DEVICE }).wait_ms_per_token - 3.0).abs() < 1e-3);
-    assert!(trace.summary(&missed, 1, &DEVICE).wait_ms_per_token == 0.0);
+    // the second token misses one expert, which arrives while the other one's first part is computed, in 0.5 ms
+    let second = trace.summary(&passed, 1);
+    assert!((second.hit_rate - 0.75).abs() < 1e-9 && (second.bytes_per_token - 20.0).abs() < 1e-9);
+    assert_eq!((second.wait_ms_per_token, second.ms_per_token), (0.0, 8.0));
 }
 
 #[test]
@@ -72,16 +91,24 @@ fn a_pass_may_need_more_than_there_is() {
 #[test]
 fn a_picture_and_a_table_of_everything() {
     let trace = Trace::read(&path()).unwrap();
-    let rows: Vec<Row> =
-        [0.1, 0.3].iter().flat_map(|&c| compare(&trace, c, &[Kind::Lru, Kind::Optimal], &DEVICE)).collect();
+    let rows: Vec<Row> = [0.1, 0.3]
+        .iter()
+        .flat_map(|&c| compare(&trace, c, &[Kind::Lru, Kind::Optimal], &DEVICE, Some((1, 0.6))))
+        .collect();
     let dir = tempfile::tempdir().unwrap();
     let svg = dir.path().join("a.svg");
     plot::draw(&svg, "t<&>itle", &rows).unwrap();
     let svg = std::fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("optimal") && svg.contains("t&lt;&amp;&gt;itle"), "{svg}");
     assert!(plot::draw(&dir.path().join("no/where.svg"), "", &rows).is_err());
-    let table = table(&rows).unwrap();
-    assert_eq!(table.lines().filter(|l| l.contains(" optimal ") && l.contains("% optimal")).count(), 2, "{table}");
+    for table in [table::policies(&rows).unwrap(), table::lookahead(&rows).unwrap()] {
+        assert_eq!(table.lines().filter(|l| l.contains(" optimal ") && l.contains("% optimal")).count(), 2, "{table}");
+        let width = table.lines().next_back().unwrap().len();
+        assert!(table.lines().all(|l| l.is_empty() || l.len() == width || l.len() == width + 1), "{table}");
+    }
+    // this trace has no guesses
+    assert!(rows.iter().all(|r| r.lookahead.is_none() && r.oracle.is_some()));
+    assert!(table::lookahead(&rows).unwrap().lines().next_back().unwrap().contains("   -         -        -"));
 }
 
 #[test]

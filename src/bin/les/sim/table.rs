@@ -1,0 +1,59 @@
+//! Rows as tables for people.
+
+use std::fmt::{Error, Write as _};
+
+use super::Row;
+use super::replay::Summary;
+
+/// Both halves of every policy, without lookahead.
+pub fn policies(rows: &[Row]) -> Result<String, Error> {
+    let mut out = String::new();
+    writeln!(out, "{:17}{:^40} {:^40}", "", "second half", "whole")?;
+    let columns = format!("{:>7} {:>12} {:>9} {:>9}", "hits", "MiB/token", "x optimal", "wait ms");
+    write!(out, "{:>5} {:11}{columns} {columns}", "cache", "policy")?;
+    for (i, row) in rows.iter().enumerate() {
+        begin(&mut out, rows, i)?;
+        for (i, (s, times)) in [row.second_half, row.whole].into_iter().zip(row.times_optimal).enumerate() {
+            let gap = if i == 0 { "" } else { " " };
+            let mib = mib(&s);
+            write!(out, "{gap}{:>6.1}% {mib:>12.2} {times:>9.2} {:>9.2}", 100.0 * s.hit_rate, s.wait_ms_per_token)?;
+        }
+    }
+    Ok(out)
+}
+
+/// The second half of every policy without lookahead, with it, and with an oracle's.
+pub fn lookahead(rows: &[Row]) -> Result<String, Error> {
+    let mut out = String::new();
+    writeln!(out, "{:17}{:^34} {:^34} {:^34}", "", "no lookahead", "lookahead", "oracle")?;
+    let columns = format!("{:>6} {:>9} {:>8} {:>8}", "hits", "MiB/token", "wait ms", "T ms");
+    write!(out, "{:>5} {:11}{columns} {columns} {columns}", "cache", "policy")?;
+    for (i, row) in rows.iter().enumerate() {
+        begin(&mut out, rows, i)?;
+        for (i, summary) in
+            [Some(row.second_half), row.lookahead.map(|s| s[0]), row.oracle.map(|s| s[0])].into_iter().enumerate()
+        {
+            let gap = if i == 0 { "" } else { " " };
+            match summary {
+                Some(s) => {
+                    let (hits, mib) = (100.0 * s.hit_rate, mib(&s));
+                    write!(out, "{gap}{hits:>5.1}% {mib:>9.2} {:>8.2} {:>8.2}", s.wait_ms_per_token, s.ms_per_token)?;
+                }
+                None => write!(out, "{gap}{:>6} {:>9} {:>8} {:>8}", "-", "-", "-", "-")?,
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// The beginning of a row, and before those of another size an empty line.
+fn begin(out: &mut String, rows: &[Row], i: usize) -> Result<(), Error> {
+    if i == 0 || rows[i].cache != rows[i - 1].cache {
+        writeln!(out)?;
+    }
+    write!(out, "\n{:>4.0}% {:11}", 100.0 * rows[i].cache, rows[i].policy.name())
+}
+
+fn mib(s: &Summary) -> f64 {
+    s.bytes_per_token / f64::from(1 << 20)
+}
