@@ -318,7 +318,7 @@ les_status les_model_stats_write(const struct les_model *handle,
                                  const char *path);
 
 // Writes what was learned of the model to the file that `les_params` named as its profile, in place of what is there, at
-// once or not at all. `LES_ERR_NOT_FOUND` before the first ticket, without a profile, or when the file is another's (then
+// once or not at all. `LES_ERR_NOT_FOUND` before streaming begins, without a profile, or when the file is another's (then
 // `les_model_notice` says so). Any thread; tickets wait meanwhile.
 les_status les_model_profile_save(const struct les_model *handle);
 

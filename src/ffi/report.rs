@@ -157,7 +157,7 @@ pub unsafe extern "C" fn les_model_stats_write(handle: *const LesModel, path: *c
 }
 
 /// Writes what was learned of the model to the file that `les_params` named as its profile, in place of what is there, at
-/// once or not at all. `LES_ERR_NOT_FOUND` before the first ticket, without a profile, or when the file is another's (then
+/// once or not at all. `LES_ERR_NOT_FOUND` before streaming begins, without a profile, or when the file is another's (then
 /// `les_model_notice` says so). Any thread; tickets wait meanwhile.
 #[unsafe(no_mangle)]
 pub extern "C" fn les_model_profile_save(handle: *const LesModel) -> LesStatus {

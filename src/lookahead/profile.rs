@@ -142,27 +142,22 @@ impl Profile {
             foreign: false,
             notice: None,
         };
-        let found = match read(&profile.path) {
-            Ok(bytes) => parse_for(&bytes, &profile.identity),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                if !directory(&profile.path).is_dir() {
-                    profile.tell("its directory does not exist; nothing will be kept unless you make it".into());
-                }
-                return (profile, None);
-            }
-            Err(e) => Err(Unfit::Foreign(format!("cannot be read: {e}"))),
-        };
-        match found {
-            Ok(learned) => {
+        match profile.found() {
+            Some(Ok(learned)) => {
                 profile.knew = true;
                 return (profile, Some(learned));
             }
-            Err(Unfit::Damaged(why)) => {
+            None => {
+                if !directory(&profile.path).is_dir() {
+                    profile.tell("its directory does not exist; nothing will be kept unless you make it".into());
+                }
+            }
+            Some(Err(Unfit::Damaged(why))) => {
                 profile.tell(format!(
                     "a damaged profile ({why}); learning begins anew, and it is written anew at the end"
                 ));
             }
-            Err(Unfit::Foreign(what)) => {
+            Some(Err(Unfit::Foreign(what))) => {
                 profile.foreign = true;
                 profile.tell(format!(
                     "{what}; it is not used and stays as it is: give --les-profile another file, or delete it"
@@ -170,6 +165,15 @@ impl Profile {
             }
         }
         (profile, None)
+    }
+
+    /// What the file holds now. `None` without one.
+    fn found(&self) -> Option<Result<Learned, Unfit>> {
+        match read(&self.path) {
+            Ok(bytes) => Some(parse_for(&bytes, &self.identity)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => Some(Err(Unfit::Foreign(format!("cannot be read: {e}")))),
+        }
     }
 
     fn tell(&mut self, what: String) {
@@ -189,12 +193,16 @@ impl Profile {
     /// Writes the file, at once or not at all; answers whether it is this model's to write.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be written.
+    /// [`Error::File`] when it cannot be written, or has become something else since it was opened.
     pub(super) fn save(&self, calibrations: &[Calibration], keep: &Keep) -> Result<bool> {
         if self.foreign {
             return Ok(false);
         }
         let failed = |source| Error::File { path: self.path.clone(), what: "write the profile", source };
+        // another model may have been given the same file meanwhile
+        if let Some(Err(Unfit::Foreign(what))) = self.found() {
+            return Err(failed(io::Error::other(what)));
+        }
         replace(&self.path, |out| self.write(out, calibrations, keep)).map_err(failed)?;
         Ok(true)
     }

@@ -184,6 +184,14 @@ fn what_is_no_profile_of_this_model_stays_as_it_is() {
         assert!(!profile.save(&learned.calibrations, &learned.keep).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), contents);
     }
+    // nor what another has put there meanwhile
+    let (dir, learned) = (Dir::new(), learned());
+    let (profile, _) = Profile::open(&dir.file("profile"), &model());
+    let others = change("\"arch\":\"test\"", "\"arch\":\"best\"");
+    fs::write(dir.file("profile"), &others).unwrap();
+    let error = profile.save(&learned.calibrations, &learned.keep).unwrap_err();
+    assert!(error.to_string().contains("another model"), "{error}");
+    assert_eq!(fs::read_to_string(dir.file("profile")).unwrap(), others);
     // the same model by another name
     assert!(parse(change("\"model\":\"test.gguf\"", "\"model\":\"moved.gguf\"").as_bytes(), &model()).is_ok());
 }
