@@ -31,6 +31,8 @@ static const les_flag les_flags[] = {
       "write the counters of streaming to FILE as JSON when the model is freed" },
     { "--les-trace", "trace", "FILE", "LLAMA_ARG_LES_TRACE",
       "write what the routers pick to FILE, for les sim" },
+    { "--les-profile", "profile", "FILE", "LLAMA_ARG_LES_PROFILE",
+      "begin with what FILE knows of the model from earlier runs, and write it anew when the model is freed" },
 };
 
 static void les_set(const char * option, const std::string & value) {
@@ -53,7 +55,7 @@ static common_arg les_arg() {
 }
 
 std::vector<common_arg> common_les_args() {
-    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>(), les_arg<6>() };
+    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>(), les_arg<6>(), les_arg<7>() };
 }
 
 bool common_les_parse(int argc, char ** argv, int & i) {

@@ -26,7 +26,7 @@
 struct ggml_les_model {
     les_model *            handle = nullptr;
     std::string            name;       // file name, for reports
-    std::map<std::string, std::string> files; // by option: "stats", written when the model is freed, "trace"
+    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace"
     std::atomic<int>       n_refs { 1 };
     std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
     std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
@@ -36,7 +36,7 @@ struct ggml_les_model {
 
 namespace {
 
-const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace" };
+const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile" };
 
 // options by the names of their flags without "les-"
 struct les_options {
@@ -78,6 +78,7 @@ struct les_options {
         params.io_depth = text("io-depth");
         params.lookahead = text("lookahead");
         params.trace     = text("trace");
+        params.profile   = text("profile");
         return params;
     }
 };
@@ -214,7 +215,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         if (!state().live.empty()) {
             options.values["cache"].clear();
         }
-        for (const char * file : { "stats", "trace" }) {
+        for (const char * file : { "stats", "trace", "profile" }) {
             options.values[file] = unused_path(options.values[file], file, state().live);
         }
         if (!no_alloc) {
@@ -376,13 +377,16 @@ void ggml_les_model_release(struct ggml_les_model * model) {
         return;
     }
     forget_live(model);
-    const std::string & stats = model->files["stats"];
-    if (!stats.empty()) {
-        const int status = les_model_stats_write(model->handle, stats.c_str());
+    const auto told = [model](int status) {
         if (status != LES_OK && status != LES_ERR_NOT_FOUND) {
             GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
         }
+    };
+    const std::string & stats = model->files["stats"];
+    if (!stats.empty()) {
+        told(les_model_stats_write(model->handle, stats.c_str()));
     }
+    told(les_model_profile_save(model->handle));
     les_model_free(model->handle);
     delete model;
 }

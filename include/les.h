@@ -80,6 +80,9 @@ struct les_params {
   const char *lookahead;
   // A file for the routing trace; NULL: none.
   const char *trace;
+  // A file that keeps what is learned of the model from one run to the next: read when streaming begins, written by
+  // `les_model_profile_save`; NULL: none.
+  const char *profile;
 };
 
 // The counters of one phase.
@@ -289,7 +292,8 @@ les_status les_params_check(const struct les_params *params,
                             char *err,
                             size_t err_len);
 
-// What the user should know of how the files are read, in one line; empty when all is as it should be. Any thread.
+// What the user should know of how the files are read, and of the profile, in one line; empty when all is as it should
+// be. Any thread.
 //
 // `buf` is NULL or writable for `len` bytes.
 les_status les_model_notice(const struct les_model *handle,
@@ -312,6 +316,11 @@ les_status les_model_stats(const struct les_model *handle,
 // `path` is NULL or a NUL-terminated string.
 les_status les_model_stats_write(const struct les_model *handle,
                                  const char *path);
+
+// Writes what was learned of the model to the file that `les_params` named as its profile, in place of what is there, at
+// once or not at all. `LES_ERR_NOT_FOUND` before streaming begins, without a profile, or when the file is another's (then
+// `les_model_notice` says so). Any thread; tickets wait meanwhile.
+les_status les_model_profile_save(const struct les_model *handle);
 
 // Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
 // thread.

@@ -238,9 +238,16 @@ impl Model {
         let policy = Box::new(Valued::new(&plan));
         let store = Store::new(plan, policy);
         let ahead = options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH);
-        let lookahead = Lookahead::new(&self.index, ahead, store.evicts(), options.trace.as_deref())?;
-        self.lookahead.get_or_init(|| Mutex::new(lookahead));
+        let (trace, profile) = (options.trace.as_deref(), options.profile.as_deref());
+        let lookahead = Lookahead::new(&self.index, ahead, store.evicts(), trace, profile)?;
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
+        // what is known from the last time
+        for tensor in (0..self.index.tensors.len()).filter(|&tensor| self.index.leads(tensor)) {
+            if let Some(values) = lookahead.values(tensor) {
+                streamer.set_values(tensor, values);
+            }
+        }
+        self.lookahead.get_or_init(|| Mutex::new(lookahead));
         // its arena has taken over
         *promise = Promise::default();
         Ok(self.streamer.get_or_init(|| Arc::new(streamer)))
@@ -278,11 +285,22 @@ impl Model {
         Ok(ticket)
     }
 
-    /// What the user should know of how the files are read, as far as it is known: all of it once streaming has begun.
-    /// `None` when all is as it should be.
+    /// What the user should know of how the files are read, and of the profile, as far as it is known: all of it once
+    /// streaming has begun. `None` when all is as it should be.
     pub fn notice(&self) -> Option<String> {
-        let notices: Vec<String> = self.files.notice().into_iter().chain(self.engine_notice.get().cloned()).collect();
+        let profile = self.lookahead.get().and_then(|lookahead| lookahead.lock().notice().map(str::to_owned));
+        let notices: Vec<String> =
+            self.files.notice().into_iter().chain(self.engine_notice.get().cloned()).chain(profile).collect();
         (!notices.is_empty()).then(|| notices.join("; "))
+    }
+
+    /// Writes what was learned to the profile that the options name; answers whether there was anything to write and the
+    /// file is this model's. Tickets wait meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written; what was there is still there.
+    pub fn save_profile(&self) -> Result<bool> {
+        self.lookahead.get().map_or(Ok(false), |lookahead| lookahead.lock().save_profile())
     }
 
     /// Drops what the page cache holds of the model's files.
@@ -299,6 +317,7 @@ impl Model {
             lookahead.recalls().for_each(|(tensor, recalls)| stats.recalled(tensor, recalls));
             stats.gate_mass = lookahead.gate_mass().to_vec();
             stats.calibrated(lookahead.reliability());
+            stats.profile_loaded = lookahead.knew();
         }
         Some(stats)
     }

@@ -119,6 +119,8 @@ pub struct Options {
     pub lookahead: Option<usize>,
     /// Where to write the routing trace.
     pub trace: Option<PathBuf>,
+    /// Where what is learned is kept from one run to the next.
+    pub profile: Option<PathBuf>,
 }
 
 /// A size for people: `512 KiB`, `1.50 GiB`; with a precision, such as `{:.2}`, so many decimals; with a width, such as

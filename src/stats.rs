@@ -114,6 +114,8 @@ pub struct Stats {
     /// What was read, by all layers.
     #[serde(flatten)]
     pub reads: Reads,
+    /// Whether what was learned before this run was there when it began.
+    pub profile_loaded: bool,
     /// How good the predictions were, one layer ahead, two, ...
     pub recall: Vec<Recall>,
     /// How much of the routers' weight was predicted, one layer ahead, two, ...; known while a trace is written.
@@ -173,6 +175,7 @@ impl Stats {
             evictions: 0,
             read_errors: 0,
             reads: Reads::default(),
+            profile_loaded: false,
             recall: Vec::new(),
             gate_mass: Vec::new(),
             calibration: Vec::new(),

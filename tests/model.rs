@@ -210,3 +210,62 @@ fn predictions_are_counted_layer_by_layer() {
     let sum: u64 = (0..4).map(|l| json["layers"][l]["guessed"].as_u64().unwrap()).sum();
     assert_eq!(json["guessed"], sum);
 }
+
+#[test]
+fn what_was_learned_is_there_the_next_time() {
+    let file = file();
+    let profile = file.path.with_file_name("profile");
+    let run = || {
+        let model = Model::open(&file.path).unwrap();
+        let options = Options { profile: Some(profile.clone()), ..options(Mode::On, CacheSize::Min) };
+        model.decide(&options).unwrap();
+        assert!(!model.save_profile().unwrap(), "nothing was learned yet");
+        for token in 0..20_usize {
+            let row: Vec<f32> = (0..64).map(|i| ((token * 31 + i * 7) % 13) as f32 - 6.0).collect();
+            for tensor in 0..model.index().tensors.len() {
+                let ids = [(token * 5 % 16) as i32, (token % 2) as i32];
+                let request = Request { tensor, ids: &ids, rows: 1, walkers: 1 };
+                let ticket = model.ticket(request, std::iter::once(&row[..])).unwrap();
+                let mut n = 0;
+                while let Step::Expert { .. } = ticket.next(n).unwrap() {
+                    n += 1;
+                }
+            }
+        }
+        assert!(model.save_profile().unwrap());
+        let notice = model.notice().filter(|notice| notice.contains("profile"));
+        (model.stats().unwrap().profile_loaded, notice, std::fs::read(&profile).unwrap())
+    };
+    let (first, notice, cold) = run();
+    assert!(!first && notice.is_none(), "{notice:?}");
+    let (second, notice, warm) = run();
+    assert!(second && notice.is_none() && warm != cold, "{notice:?}");
+    std::fs::write(&profile, &warm[..warm.len() / 2]).unwrap();
+    let (third, notice, anew) = run();
+    assert!(!third && notice.is_some_and(|notice| notice.contains("damaged")) && anew == cold);
+}
+
+/// The seed of the fuzz target stays a profile, or the fuzzer starts from nothing. `LES_WRITE_SEEDS=1` writes it anew.
+#[test]
+fn the_fuzz_seed_is_a_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    gguf::Gguf::moe(1, 3, 1).write(&path);
+    let model = Model::open(&path).unwrap();
+    let profile = dir.path().join("profile");
+    model.decide(&Options { profile: Some(profile.clone()), ..options(Mode::On, CacheSize::Min) }).unwrap();
+    for id in [0, 1, 0, 2, 0] {
+        let row: Vec<f32> = (0..64).map(|i| (i % 7) as f32 - 3.0).collect();
+        model
+            .ticket(Request { tensor: 0, ids: &[id], rows: 1, walkers: 1 }, std::iter::once(&row[..]))
+            .map(drop)
+            .unwrap();
+    }
+    model.save_profile().unwrap();
+    let seed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/profile/seed-1");
+    if std::env::var_os("LES_WRITE_SEEDS").is_some() {
+        std::fs::create_dir_all(seed.parent().unwrap()).unwrap();
+        std::fs::copy(&profile, &seed).unwrap();
+    }
+    assert!(les::lookahead::profile::parse(&std::fs::read(&seed).unwrap(), model.index()).is_ok());
+}

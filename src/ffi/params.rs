@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 use std::mem::offset_of;
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::io::parse_depth;
 use crate::options::{Options, parse_lookahead};
@@ -28,6 +28,9 @@ pub struct LesParams {
     pub lookahead: *const c_char,
     /// A file for the routing trace; NULL: none.
     pub trace: *const c_char,
+    /// A file that keeps what is learned of the model from one run to the next: read when streaming begins, written by
+    /// `les_model_profile_save`; NULL: none.
+    pub profile: *const c_char,
 }
 
 // SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
@@ -44,6 +47,7 @@ pub(super) const DEFAULT_PARAMS: LesParams = LesParams {
     io_depth: std::ptr::null(),
     lookahead: std::ptr::null(),
     trace: std::ptr::null(),
+    profile: std::ptr::null(),
 };
 
 /// Fills `params` with the defaults and its own size. Any thread.
@@ -81,14 +85,21 @@ pub(super) unsafe fn options(params: &LesParams) -> Result<Options, Failure> {
     let or = |t: &'static str, p| text(p).map(|s: &str| if s.is_empty() { t } else { s }.to_owned());
     let (mode, cache, io) = (or("auto", params.mode)?, or("auto", params.cache)?, or("auto", params.io)?);
     let io_depth = parse_depth(&or("0", params.io_depth)?)?;
-    // SAFETY: the caller vouches for the string.
-    let trace = (!params.trace.is_null()).then(|| unsafe { path(params.trace) }.map(Path::to_path_buf)).transpose()?;
+    let file = |p: *const c_char| -> Result<Option<PathBuf>, Failure> {
+        if p.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: the caller vouches for the strings.
+        let path = unsafe { path(p) }?;
+        Ok(Some(path.to_path_buf()).filter(|path| !path.as_os_str().is_empty()))
+    };
     Ok(Options {
         mode: mode.parse()?,
         cache: cache.parse()?,
         io: io.parse()?,
         io_depth,
         lookahead: parse_lookahead(&or("auto", params.lookahead)?)?,
-        trace: trace.filter(|path| !path.as_os_str().is_empty()),
+        trace: file(params.trace)?,
+        profile: file(params.profile)?,
     })
 }

@@ -12,7 +12,8 @@ use super::guard::{Versioned, guard, ok, put_sized, put_text, size_up_to};
 use super::model::{LesModel, model};
 use super::status::{LES_ERR_NOT_FOUND, LES_OK, LesStatus};
 
-/// What the user should know of how the files are read, in one line; empty when all is as it should be. Any thread.
+/// What the user should know of how the files are read, and of the profile, in one line; empty when all is as it should
+/// be. Any thread.
 ///
 /// # Safety
 /// `buf` is NULL or writable for `len` bytes.
@@ -148,6 +149,23 @@ pub unsafe extern "C" fn les_model_stats_write(handle: *const LesModel, path: *c
             Ok(()) => Ok(LES_OK),
             Err(source) => {
                 let e = Error::File { path: path.into(), what: "write the statistics", source };
+                model.set_last_error(e.to_string());
+                Err(LesStatus::from(&e))
+            }
+        }
+    })
+}
+
+/// Writes what was learned of the model to the file that `les_params` named as its profile, in place of what is there, at
+/// once or not at all. `LES_ERR_NOT_FOUND` before streaming begins, without a profile, or when the file is another's (then
+/// `les_model_notice` says so). Any thread; tickets wait meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_model_profile_save(handle: *const LesModel) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        match model.save_profile() {
+            Ok(saved) => Ok(if saved { LES_OK } else { LES_ERR_NOT_FOUND }),
+            Err(e) => {
                 model.set_last_error(e.to_string());
                 Err(LesStatus::from(&e))
             }

@@ -1,6 +1,6 @@
 //! From a score to a probability, learned from what the routers then picked.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Margins are cut into so many bins of [`WIDTH`], the last one open above.
 const BINS: usize = 24;
@@ -39,11 +39,12 @@ pub fn expected_error<'a>(bins: impl Iterator<Item = &'a Reliability>) -> Option
 }
 
 /// How often experts were picked whose score had a certain margin over the least one that would be picked.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Calibration {
     picked: [f32; BINS],
     seen: [f32; BINS],
-    /// Of the whole run. What was promised is a sum here.
+    /// Of the whole run, and of no other. What was promised is a sum here.
+    #[serde(skip, default = "no_predictions")]
     run: [Reliability; BINS],
 }
 
@@ -51,15 +52,24 @@ impl Default for Calibration {
     fn default() -> Self {
         let margin = |bin: usize| LEAST + (bin as f32 + 0.5) * WIDTH;
         let prior = |bin| PRIOR / (1.0 + (-4.0 * margin(bin)).exp());
-        let none = |bin| Reliability { margin: LEAST + bin as f32 * WIDTH, ..Default::default() };
-        Self { picked: std::array::from_fn(prior), seen: [PRIOR; BINS], run: std::array::from_fn(none) }
+        Self { picked: std::array::from_fn(prior), seen: [PRIOR; BINS], run: no_predictions() }
     }
+}
+
+/// A run begins.
+fn no_predictions() -> [Reliability; BINS] {
+    std::array::from_fn(|bin| Reliability { margin: LEAST + bin as f32 * WIDTH, ..Default::default() })
 }
 
 impl Calibration {
     /// The bin of `margin`, in standard deviations of the scores; `None` below the first one.
     pub fn bin(margin: f32) -> Option<u8> {
         (margin >= LEAST).then(|| (((margin - LEAST) / WIDTH) as usize).min(BINS - 1) as u8)
+    }
+
+    /// Whether this can have been learned: what is read from a file must be asked.
+    pub fn is_sound(&self) -> bool {
+        self.picked.iter().zip(&self.seen).all(|(p, s)| (PRIOR..=FULL).contains(s) && (0.0..=*s).contains(p))
     }
 
     /// The share of each bin's experts that was picked.
@@ -104,12 +114,13 @@ mod tests {
         assert!(of(&c, bin) > 0.7, "what is above is likely, before anything is known");
         for i in 0..1000 {
             c.learn(bin, 0.5, i % 4 == 0);
+            assert!(c.is_sound());
         }
         assert!((of(&c, bin) - 0.25).abs() < 0.01);
         for _ in 0..20_000 {
             c.learn(bin, 0.5, true);
         }
-        assert!(of(&c, bin) > 0.95);
+        assert!(of(&c, bin) > 0.95 && c.is_sound());
         assert!(of(&c, Calibration::bin(-0.9).unwrap()) < 0.1, "other bins are left alone");
     }
 

@@ -12,6 +12,8 @@
 //! when an expert is picked, out of a trace: its features at every token since it was picked last, each discounted by
 //! its distance. Nothing has to be remembered token by token.
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// How much less a use is worth for each token that it lies ahead.
 const DISCOUNT: f32 = 0.84;
 /// So much of the picks' average stays at the next token; less as long as there were few, so that each begins as the mean
@@ -33,12 +35,15 @@ const RIDGE: f64 = 1e-3;
 const NEAR: f32 = 1.0 / 3.0;
 /// Beyond this, nearness does not change any more. Masked scores are infinitely far.
 const FARTHEST: f32 = 32.0;
+/// No number that is learned comes near. With larger ones the arithmetic would overflow.
+const LARGEST: f32 = 1e12;
 /// Lower triangle of a symmetric matrix, row by row.
 const PAIRS: usize = FEATURES * (FEATURES + 1) / 2;
 /// Numbers that are added up side by side: what the widest registers hold.
 const LANES: usize = 16;
 
 /// The values of all experts of a model.
+#[derive(Debug)]
 pub struct Keep {
     layers: Vec<Layer>,
     all: Sums,
@@ -46,12 +51,14 @@ pub struct Keep {
 }
 
 /// The equations of least squares: the features' products with each other, and with the values.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(into = "Vec<f64>", try_from = "Vec<f64>")]
 struct Sums {
     pairs: [f64; PAIRS],
     values: [f64; FEATURES],
 }
 
+#[derive(Debug, Serialize, Deserialize)]
 struct Layer {
     n_expert: usize,
     /// Tokens so far.
@@ -67,8 +74,19 @@ struct Layer {
 impl Keep {
     /// For layers with so many experts.
     pub fn new(n_expert: &[usize]) -> Self {
-        let layers = n_expert.iter().map(|&n| Layer::new(n)).collect();
-        Self { layers, all: Sums::ZERO, near: Vec::new() }
+        Self::of(n_expert.iter().map(|&n| Layer::new(n)).collect())
+    }
+
+    fn of(layers: Vec<Layer>) -> Self {
+        let mut all = Sums::ZERO;
+        layers.iter().for_each(|layer| all.add(&layer.sums, 1.0));
+        Self { layers, all, near: Vec::new() }
+    }
+
+    /// Whether this can have been learned of layers with so many experts: what is read from a file must be asked, or it
+    /// may hold values that are no numbers.
+    pub fn fits(&self, n_expert: &[usize]) -> bool {
+        self.layers.len() == n_expert.len() && self.layers.iter().zip(n_expert).all(|(layer, &n)| layer.fits(n))
     }
 
     /// Layer `at` has picked `picks` for `rows` tokens, token by token, by `scores` (one per expert) for the last of
@@ -113,6 +131,16 @@ impl Layer {
             sums: Sums::ZERO,
             values: vec![0.0; n_expert],
         }
+    }
+
+    fn fits(&self, n_expert: usize) -> bool {
+        let numbers = FEATURES * n_expert;
+        self.n_expert == n_expert
+            && [self.features.len(), self.since.len(), self.values.len()] == [numbers, numbers, n_expert]
+            && self.features.iter().chain(&self.since).chain([&self.seen]).all(|x| (0.0..=LARGEST).contains(x))
+            && self.features[numbers - n_expert..].iter().all(|&constant| constant == 1.0)
+            && self.sums.pairs.iter().chain(&self.sums.values).all(|x| x.abs() <= f64::from(LARGEST))
+            && self.values.iter().all(|x| x.is_finite())
     }
 
     /// One token.
@@ -202,7 +230,7 @@ impl Sums {
         self.values.iter_mut().zip(&other.values).for_each(|(a, b)| *a += factor * b);
     }
 
-    /// The weights, by Cholesky's way. `None` when they are no numbers.
+    /// The weights, by Cholesky's way. `None` when they are no numbers, or none to reckon with.
     fn solve(&self) -> Option<[f32; FEATURES]> {
         let at = |i: usize, j: usize| i * (i + 1) / 2 + j;
         let mut l = self.pairs;
@@ -219,7 +247,35 @@ impl Sums {
         for i in (0..FEATURES).rev() {
             x[i] = (x[i] - (i + 1..FEATURES).map(|k| l[at(k, i)] * x[k]).sum::<f64>()) / l[at(i, i)];
         }
-        x.iter().all(|x| x.is_finite()).then(|| x.map(|x| x as f32))
+        x.iter().all(|x| x.abs() <= f64::from(LARGEST)).then(|| x.map(|x| x as f32))
+    }
+}
+
+impl From<Sums> for Vec<f64> {
+    fn from(sums: Sums) -> Self {
+        [&sums.pairs[..], &sums.values].concat()
+    }
+}
+
+impl TryFrom<Vec<f64>> for Sums {
+    type Error = &'static str;
+
+    fn try_from(numbers: Vec<f64>) -> Result<Self, Self::Error> {
+        let (pairs, values) = numbers.split_at_checked(PAIRS).ok_or("too few sums")?;
+        let wrong = |_| "too few sums, or too many";
+        Ok(Self { pairs: pairs.try_into().map_err(wrong)?, values: values.try_into().map_err(wrong)? })
+    }
+}
+
+impl Serialize for Keep {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.layers.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Keep {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Vec::deserialize(from).map(Self::of)
     }
 }
 
@@ -286,6 +342,7 @@ mod tests {
             for (i, (picks, scores)) in steps.iter().enumerate() {
                 keep.observe(i % 3, 1 + i % 2, picks, scores);
                 prop_assert!(keep.values(0).iter().all(|v| v.is_finite()));
+                prop_assert!(keep.fits(&[10, 0]) && !keep.fits(&[10]) && !keep.fits(&[0, 10]));
             }
         }
     }

@@ -7,6 +7,7 @@
 mod calibration;
 mod keep;
 mod predict;
+pub mod profile;
 mod router;
 pub mod trace;
 
@@ -19,6 +20,7 @@ pub use router::{Input, Router};
 
 use calibration::Calibration;
 use predict::Prediction;
+use profile::Profile;
 
 use crate::error::Result;
 use crate::index::Index;
@@ -68,7 +70,7 @@ pub struct Lookahead {
     site_of: Vec<Option<usize>>,
     n_used: usize,
     depth: usize,
-    /// By distance.
+    /// By distance, at least `depth` of them.
     calibrations: Vec<Calibration>,
     /// By distance.
     gate_mass: Vec<GateMass>,
@@ -77,7 +79,8 @@ pub struct Lookahead {
     trace: Option<Writer>,
     /// For the trace, by distance: what was predicted last.
     traced: Vec<Vec<(u32, f32)>>,
-    /// `None` when nothing is ever evicted.
+    profile: Option<Profile>,
+    /// `None` when nothing is ever evicted and nothing kept for the next run.
     keep: Option<Keep>,
     input: Input,
     /// Row by row, of one layer.
@@ -86,14 +89,22 @@ pub struct Lookahead {
 }
 
 impl Lookahead {
-    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one. `evicts`: the cache is too
-    /// small for all experts, so what they are worth keeping is of interest.
+    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one, and begins with what `profile`
+    /// knows. `evicts`: the cache is too small for all experts, so what they are worth keeping is of interest.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) when a router cannot be read, or the trace cannot be written.
-    pub fn new(index: &Index, depth: usize, evicts: bool, trace: Option<&Path>) -> Result<Self> {
+    pub fn new(
+        index: &Index,
+        depth: usize,
+        evicts: bool,
+        trace: Option<&Path>,
+        profile: Option<&Path>,
+    ) -> Result<Self> {
         let trace = trace.map(|path| Writer::create(path, index)).transpose()?;
-        let wanted = depth > 0 || evicts || trace.is_some();
+        let (profile, learned) = profile.map(|path| Profile::open(path, index)).unzip();
+        let learns = evicts || profile.is_some();
+        let wanted = depth > 0 || learns || trace.is_some();
         let mut sites: Vec<Site> = Vec::new();
         let mut site_of = vec![None; index.tensors.len()];
         let mut n_expert = Vec::new();
@@ -118,16 +129,21 @@ impl Lookahead {
         for site in &mut sites {
             site.predictions.resize_with(depth, Prediction::default);
         }
+        let (mut calibrations, keep) =
+            learned.flatten().map_or_else(Default::default, |learned| (learned.calibrations, Some(learned.keep)));
+        // what is known of distances that this run does not look at stays
+        calibrations.resize_with(calibrations.len().max(depth), Calibration::default);
         Ok(Self {
             sites,
             site_of,
             n_used: index.n_expert_used as usize,
             depth,
-            calibrations: vec![Calibration::default(); depth],
+            calibrations,
             gate_mass: vec![GateMass::default(); depth],
             needless: 0,
-            keep: evicts.then(|| Keep::new(&n_expert)),
+            keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
+            profile,
             traced: Vec::new(),
             input: Input::default(),
             scores: Vec::new(),
@@ -148,7 +164,28 @@ impl Lookahead {
 
     /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
     pub fn reliability(&self) -> Vec<Vec<Reliability>> {
-        self.calibrations.iter().map(Calibration::reliability).collect()
+        self.calibrations.iter().take(self.depth).map(Calibration::reliability).collect()
+    }
+
+    /// What the user should know of the profile. `None` when all is as it should be.
+    pub fn notice(&self) -> Option<&str> {
+        self.profile.as_ref()?.notice()
+    }
+
+    /// Whether a profile told what was learned before.
+    pub fn knew(&self) -> bool {
+        self.profile.as_ref().is_some_and(Profile::knew)
+    }
+
+    /// Writes the profile; answers whether there is one that is this model's.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) when it cannot be written.
+    pub fn save_profile(&self) -> Result<bool> {
+        match (&self.profile, &self.keep) {
+            (Some(profile), Some(keep)) => profile.save(&self.calibrations, keep),
+            _ => Ok(false),
+        }
     }
 
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
@@ -253,7 +290,7 @@ impl Lookahead {
     }
 
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert. `None` when nothing is
-    /// ever evicted.
+    /// ever evicted, nor kept for the next run.
     pub fn values(&self, tensor: usize) -> Option<&[f32]> {
         Some(self.keep.as_ref()?.values(self.site_of[tensor]?))
     }

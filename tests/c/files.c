@@ -86,6 +86,60 @@ void test_files(void) {
     STATUS(LES_OK, les_model_free(model));
 }
 
+// a model that has learned a little; answers what saving that said
+static les_status profile(const char *path, const char *notice, int known) {
+    struct les_model *model = open_model();
+    struct les_params params = params_of("on", "min");
+    params.profile = path;
+    int32_t ids[N_USED], streams = -1;
+    uint64_t bytes = 0;
+    char text[1024] = "";
+    STATUS(LES_OK, les_model_decide(model, &params, &streams, &bytes, text, sizeof(text)));
+    STATUS(LES_ERR_NOT_FOUND, les_model_profile_save(model));
+    pick(ids, 1);
+    STATUS(LES_END, walk_all(model, ids, 1, find(model, 0, UP), 1));
+    STATUS(LES_OK, les_model_notice(model, text, sizeof(text)));
+    HAS(text, notice);
+    STATUS(LES_OK, les_model_stats_write(model, in_dir("stats.json")));
+    char json[16384] = "";
+    FILE *file = fopen(in_dir("stats.json"), "rb");
+    CHECK(file && fread(json, 1, sizeof(json) - 1, file) > 0 && fclose(file) == 0);
+    HAS(json, known ? "\"profile_loaded\": true" : "\"profile_loaded\": false");
+    les_status status = les_model_profile_save(model);
+    if (status == LES_ERR_FILE) {
+        HAS(last_error(model), path);
+    }
+    STATUS(LES_OK, les_model_free(model));
+    return status;
+}
+
+void test_profiles(void) {
+    char path[1024], missing[1024];
+    snprintf(path, sizeof(path), "%s", in_dir("profile.json"));
+    snprintf(missing, sizeof(missing), "%s", in_dir("missing/profile.json"));
+    STATUS(LES_OK, profile(path, "", 0));
+    STATUS(LES_OK, profile(path, "", 1));
+    CHECK(truncate(path, 1000) == 0);
+    STATUS(LES_OK, profile(path, "damaged", 0));
+    STATUS(LES_OK, profile(path, "", 1));
+    STATUS(LES_ERR_NOT_FOUND, profile(test_model, "not a profile", 0));
+    STATUS(LES_ERR_FILE, profile(missing, "directory", 0));
+    STATUS(LES_ERR_NOT_FOUND, profile(NULL, "", 0));
+    STATUS(LES_ERR_NOT_FOUND, profile("", "", 0));
+
+    // a program that was compiled before there were profiles
+    struct les_model *model = open_model();
+    struct les_params params = params_of("on", "min");
+    params.struct_size = offsetof(struct les_params, profile);
+    params.profile = path;
+    int32_t streams = -1;
+    uint64_t bytes = 0;
+    STATUS(LES_OK, les_model_decide(model, &params, &streams, &bytes, NULL, 0));
+    STATUS(LES_OK, les_model_start(model, NULL, 0));
+    STATUS(LES_ERR_NOT_FOUND, les_model_profile_save(model));
+    STATUS(LES_OK, les_model_free(model));
+}
+
 // The third read fails.
 static void fault(const char *plan, const char *said, int n_walkers) {
     CHECK(setenv("LES_FAULT", plan, 1) == 0);

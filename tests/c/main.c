@@ -38,6 +38,7 @@ int main(int argc, char **argv) {
     run("misuse", test_misuse);
     run("walkers", test_walkers);
     run("files", test_files);
+    run("profiles", test_profiles);
     run("faults", test_faults);
     return test_failures != 0;
 }

@@ -31,6 +31,7 @@ static void bad_model(struct les_model *handle, les_status expected) {
     STATUS(expected, les_model_last_error(handle, text, sizeof(text)));
     STATUS(expected, les_model_stats(handle, &stats));
     STATUS(expected, les_model_stats_write(handle, in_dir("never.json")));
+    STATUS(expected, les_model_profile_save(handle));
     STATUS(expected, les_ticket_open(handle, &op, &ticket));
     STATUS(expected == LES_ERR_NULL ? LES_OK : expected, les_model_free(handle));
     CHECK(info.n_files == 4711 && tensor.layer == 4711 && stats.evictions == 4711 && number == 4711);
@@ -171,8 +172,9 @@ static void sizes_of_params(struct les_model *model) {
     int32_t streams;
     uint64_t bytes;
     s.known = params_of("on", "min");
-    SIZES(struct les_params, sizeof(s.known), les_params_check(&s.known, NULL, 0));
-    SIZES(struct les_params, sizeof(s.known), les_model_decide(model, &s.known, &streams, &bytes, NULL, 0));
+    SIZES(struct les_params, offsetof(struct les_params, profile), les_params_check(&s.known, NULL, 0));
+    SIZES(struct les_params, offsetof(struct les_params, profile),
+          les_model_decide(model, &s.known, &streams, &bytes, NULL, 0));
 }
 
 static void sizes_of_info(struct les_model *model) {

@@ -70,6 +70,7 @@ void test_tickets(void);
 void test_misuse(void);
 void test_walkers(void);
 void test_files(void);
+void test_profiles(void);
 void test_faults(void);
 
 #endif

@@ -1,5 +1,6 @@
 """Several models in one process, and the warm-up: what is read, and whose counters move."""
 
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -52,6 +53,16 @@ class TwoModels(unittest.TestCase):
         self.assertEqual(beside, alone)
         self.assertGreater(alone["bytes_read"], 0)
         self.assertGreater(harness.total(harness.read_stats(self.tmp / "draft.json"), "bytes_read"), 0)
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_each_has_a_profile(self):
+        target, draft = models.quantized("Q8_0"), models.quantized("Q4_K_M")
+        profile = self.tmp / "profile"
+        env = {**harness.les("min"), "LLAMA_ARG_LES_PROFILE": str(profile)}
+        for _ in range(2):
+            harness.drive(PATCHED, self.tmp / "out", ["--two-models", target, draft, "--no-repack"], env)
+            learned = [json.loads(path.read_text())["model"] for path in [profile, Path(f"{profile}.2")]]
+            self.assertEqual(learned, [target.name, draft.name])
 
 
 @unittest.skipIf(SELF, "LES only")

@@ -126,6 +126,69 @@ class Tools(unittest.TestCase):
         self.assertEqual(sim.returncode, 0, sim.shown)
         self.assertTrue(all("lookahead" in row for row in json.loads(sim.stdout)["rows"]))
 
+    @unittest.skipIf(SELF, "LES only")
+    def test_profile(self):
+        """What was learned is there the next time, damaged or not, and changes no logit."""
+        def run(name, *flags):
+            stats, logits = self.tmp / f"{name}.json", self.tmp / f"{name}.logits"
+            done = harness.run([PATCHED.tool("llama-perplexity"), "-m", self.model, "-t", "2", "-f", models.text(),
+                                "-c", "128", "--chunks", "2", "--no-repack", "--save-all-logits", logits, "--les", "on",
+                                "--les-cache", "min", "--les-stats", stats, *flags])
+            self.assertEqual(done.returncode, 0, done.shown)
+            written = harness.read_stats(stats)
+            self.assertGreater(harness.total(written, "bytes_read"), 0)
+            return logits.read_bytes(), written["profile_loaded"], done
+
+        profile = self.tmp / "profile.json"
+        logits, knew, _ = run("without")
+        self.assertGreater(len(logits), 1 << 18)
+        self.assertFalse(knew)
+        for name, expected in [("cold", False), ("warm", True), ("damaged", False), ("poisoned", False),
+                               ("misleading", True)]:
+            with self.subTest(name):
+                if name == "damaged":
+                    profile.write_bytes(profile.read_bytes()[:5000])
+                if name == "poisoned":
+                    profile.write_text(re.sub(r'"values":\[[^,]*,', '"values":[1e39,', profile.read_text()))
+                if name == "misleading":
+                    told = json.loads(profile.read_text())
+                    for layer in told["keep"]:
+                        layer["values"] = [-1e30 * value for value in layer["values"]]
+                        layer["features"].sort()
+                        layer["sums"] = [-x for x in layer["sums"]]
+                    profile.write_text(json.dumps(told))
+                again, knew, done = run(name, "--les-profile", profile)
+                self.assertTrue(again == logits, "the logits differ")
+                self.assertEqual(knew, expected)
+                told = f"{profile}: a damaged profile"
+                self.assertEqual(told in done.stderr + done.stdout, name in ["damaged", "poisoned"], done.shown)
+                learned = json.loads(profile.read_text())
+                self.assertEqual(learned["les_profile"], 1)
+                self.assertEqual([len(layer["values"]) for layer in learned["keep"]], [64] * 8)
+                self.assertTrue(all(len(set(layer["values"])) > 32 for layer in learned["keep"]))
+                self.assertEqual(len(learned["calibrations"]), 1)
+        # nothing else is left behind
+        self.assertEqual([path.name for path in self.tmp.glob("*profile*")], ["profile.json"])
+
+    @unittest.skipIf(SELF, "LES only")
+    def test_profile_of_another_model(self):
+        """It is left alone, as is a file that is no profile."""
+        profile = self.tmp / "profile.json"
+
+        def run(model):
+            done = harness.run([PATCHED.tool("llama-completion"), "-m", model, "-t", "2", "-p", PROMPT, "-n", "4",
+                                "-no-cnv", "--les", "on", "--les-cache", "min", "--les-profile", profile])
+            self.assertEqual(done.returncode, 0, done.shown)
+            return done.stderr + done.stdout
+
+        run(self.model)
+        contents = profile.read_bytes()
+        self.assertIn("another model (\"Q4_K_M.gguf\")", run(models.quantized("Q8_0")))
+        self.assertEqual(profile.read_bytes(), contents)
+        profile.write_text("mine")
+        self.assertIn("not a profile", run(self.model))
+        self.assertEqual(profile.read_text(), "mine")
+
 
 @unittest.skipIf(SELF, "LES only")
 class Told(unittest.TestCase):
