@@ -93,10 +93,10 @@ impl Flight {
 }
 
 /// Whether an error says nothing about the device or the file. Linux cancels what a thread has queued when that thread
-/// ends: no reason to fail the read.
+/// ends, or begins it without the thread's address space (EFAULT: the arena is always there): no reason to fail the read.
 fn passing(error: &io::Error) -> bool {
     #[cfg(unix)]
-    if error.raw_os_error() == Some(libc::ECANCELED) {
+    if matches!(error.raw_os_error(), Some(libc::ECANCELED | libc::EFAULT)) {
         return true;
     }
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
