@@ -5,8 +5,7 @@
 //! how often the expert was picked lately, averaged over five spans, and how close its score came to being picked,
 //! averaged over two. The weights are those of least squares over the last tokens, a model that has no learning rate to
 //! choose and that is of use after a few tokens. Each fixed average is the best for some model, size of the cache and text;
-//! over
-//! a thousand tokens this is as good as the best of them or better, over a hundred about as good.
+//! over a thousand tokens this is as good as the best of them or better, over a hundred about as good.
 //!
 //! Least squares need the products of each expert's features with its value, which is known only later. They are summed
 //! when an expert is picked, out of a trace: its features at every token since it was picked last, each discounted by

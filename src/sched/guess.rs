@@ -158,8 +158,8 @@ impl Streamer {
     pub(super) fn pump_guesses(&self, core: &mut Core, batch: &mut Vec<Read>) {
         // what is needed has the device for itself
         let wanted = core.in_flight > core.ahead.in_flight();
-        for lane in (0..LANES).filter(|_| !wanted) {
-            if core.ahead.lanes[lane] > 0 {
+        for lane in 0..LANES {
+            if wanted || core.ahead.lanes[lane] > 0 {
                 continue;
             }
             while batch.len() < IN_TURN

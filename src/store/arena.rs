@@ -59,7 +59,7 @@ impl Arena {
         Ok(Self { memory, base, committer: OnceLock::new() })
     }
 
-    /// Has the system commit all of it in the background, once. Memory that is fresh is cleared first: by the thread that
+    /// Has the system commit all of it in the background; to be called once. Memory that is fresh is cleared first: by the thread that
     /// hands a read to the device if nobody did it before, while the others wait for it. Where the system cannot commit
     /// ahead nothing happens.
     pub fn commit_ahead(&self) {

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 
-from runs import MIB, Readers, command_of, fetch_memory, into_page_cache, perf, run, show
+from runs import MIB, Readers, command_of, into_page_cache, perf, run, show
 
 RAM_DISK = pathlib.Path("/dev/shm")
 WAYS = {"off": ["--les-lookahead", "0"], "on": []}
@@ -97,7 +97,6 @@ def stream(args, cap, way):
         # the pass that warms up is counted as a token
         flags = ["--les", "on", "--no-warmup", "--les-io", args.io, "--les-io-depth", str(args.depth),
                  "--les-stats", stats.name, *WAYS[way]]
-        fetch_memory(cap)
         text = run(command_of(args, args.warm + args.tokens, cap, flags), env, readers)
         return figures(text, json.loads(pathlib.Path(stats.name).read_text()), args.warm, readers.seconds)
 

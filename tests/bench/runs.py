@@ -5,7 +5,6 @@ import pathlib
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -26,15 +25,6 @@ def command_of(args, tokens, cap, extra):
     command = [str(args.bin / "llama-completion"), "-m", str(args.model), "-t", str(args.threads), "-c", str(context),
                "-no-cnv", "-p", PROMPT, "-n", str(tokens), *SAMPLING, *extra]
     return ["bash", str(ROOT / "tests/bench/capped.sh"), str(cap), *command] if cap else command
-
-
-def fetch_memory(mib):
-    """Takes so much memory and gives it back. On a virtual machine what was free for long is the host's again, which can
-    take ten times as long to come back as clearing it: the run that comes next is not to be charged for it."""
-    if mib == 0:
-        return
-    code = "import mmap; m = mmap.mmap(-1, %d << 20); m.madvise(mmap.MADV_HUGEPAGE); m.madvise(23)"  # MADV_POPULATE_WRITE
-    subprocess.run([sys.executable, "-c", code % mib], stderr=subprocess.DEVNULL)
 
 
 def run(command, env=None, watch=None):
@@ -69,7 +59,6 @@ def generate(args, cap, extra):
     with tempfile.NamedTemporaryFile(suffix=".json") as stats:
         if "off" not in extra:
             extra = [*extra, "--les-stats", stats.name]
-        fetch_memory(cap)
         began = time.monotonic()
         text = run(command_of(args, args.tokens, cap, extra))
         row = {"seconds": time.monotonic() - began, **perf(text)}

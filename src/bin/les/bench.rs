@@ -108,11 +108,16 @@ pub fn quick(file: &ModelFile, sizes: &[u64], depth: usize, seconds: Duration) -
 
 /// The sizes in which a model's experts are read; of another file, the size of a part of an expert of a common model.
 fn request_sizes(path: &Path) -> Vec<u64> {
-    let mut sizes: Vec<u64> =
-        Index::open(path).map(|index| index.tensors.iter().map(|t| t.expert_bytes).collect()).unwrap_or_default();
+    let sizes = Index::open(path).map(|index| expert_sizes(&index)).unwrap_or_default();
+    if sizes.is_empty() { vec![576 << 10] } else { sizes }
+}
+
+/// The sizes of the parts of a model's experts, each once, from the smallest.
+pub fn expert_sizes(index: &Index) -> Vec<u64> {
+    let mut sizes: Vec<u64> = index.tensors.iter().map(|t| t.expert_bytes).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    if sizes.is_empty() { vec![576 << 10] } else { sizes }
+    sizes
 }
 
 fn each_alone(sizes: &[u64]) -> Vec<Vec<u64>> {

@@ -24,9 +24,7 @@ const LARGEST_BUFFER: u64 = 1 << 30;
 /// When it cannot be read, or is too small to tell.
 pub fn device(index: &Index, depth: usize) -> anyhow::Result<(f64, f64)> {
     let file = index.files.iter().max_by_key(|file| file.size).context("a model has a file")?;
-    let mut sizes: Vec<u64> = index.tensors.iter().map(|t| t.expert_bytes).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
+    let sizes = bench::expert_sizes(index);
     let remedy = "the device cannot be measured; give --bandwidth";
     let (mb_per_s, _) = bench::quick(file, &sizes, depth, LONG).context(remedy)?;
     let (_, one_us) = bench::quick(file, &sizes, 1, SHORT).context(remedy)?;

@@ -51,7 +51,6 @@ fn rows(out: &mut String, report: &Report) -> Result<(), Error> {
 
 fn summary(out: &mut String, summary: Option<&Summary>) -> Result<(), Error> {
     let Some(s) = summary else { return write!(out, " {:>6} {:>9} {:>9} {:>7}", "-", "-", "-", "-") };
-    let mib = s.bytes_per_token / f64::from(1 << 20);
-    let (hits, speed) = (100.0 * s.hit_rate, 1e3 / s.ms_per_token);
+    let (hits, mib, speed) = (100.0 * s.hit_rate, s.mib_per_token(), 1e3 / s.ms_per_token);
     write!(out, " {hits:>5.1}% {mib:>9.2} {:>9.2} {speed:>7.2}", s.wait_ms_per_token)
 }

@@ -11,8 +11,8 @@ use crate::sim::Trace;
 const HITS: [(f64, f64); 7] =
     [(0.0, 0.0), (0.05, 0.511), (0.1, 0.710), (0.2, 0.876), (0.4, 0.961), (0.6, 0.984), (1.0, 1.0)];
 /// How many of the experts that are not in the cache are predicted one layer ahead, and how many are predicted in vain for
-/// each of them. From README.md, too: with 8.8% of the yardstick cached, 66% are in the cache by the table above, and 90% are
-/// there in time; 265 MiB are read per token, of which 196 are of experts that are not in the cache.
+/// each of them. Of one series on the yardstick with 8.8% cached: 66% are in the cache by the table above, and 90% were there
+/// in time; 265 MiB were read per token, of which 196 are of experts that are not in the cache.
 const PREDICTED: f64 = 0.7;
 const IN_VAIN: f64 = 0.35;
 /// Picks that a trace is made of, about; those of the second half count.

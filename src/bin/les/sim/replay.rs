@@ -119,3 +119,10 @@ pub struct Summary {
     /// The computation and the wait.
     pub ms_per_token: f64,
 }
+
+impl Summary {
+    /// What is read, as tables show it.
+    pub fn mib_per_token(&self) -> f64 {
+        self.bytes_per_token / f64::from(1 << 20)
+    }
+}

@@ -3,7 +3,6 @@
 use std::fmt::{Error, Write as _};
 
 use super::Row;
-use super::replay::Summary;
 
 /// Both halves of every policy, without lookahead.
 pub fn policies(rows: &[Row]) -> Result<String, Error> {
@@ -15,7 +14,7 @@ pub fn policies(rows: &[Row]) -> Result<String, Error> {
         begin(&mut out, rows, i)?;
         for (i, (s, times)) in [row.second_half, row.whole].into_iter().zip(row.times_optimal).enumerate() {
             let gap = if i == 0 { "" } else { " " };
-            let mib = mib(&s);
+            let mib = s.mib_per_token();
             write!(out, "{gap}{:>6.1}% {mib:>12.2} {times:>9.2} {:>9.2}", 100.0 * s.hit_rate, s.wait_ms_per_token)?;
         }
     }
@@ -36,7 +35,7 @@ pub fn lookahead(rows: &[Row]) -> Result<String, Error> {
             let gap = if i == 0 { "" } else { " " };
             match summary {
                 Some(s) => {
-                    let (hits, mib) = (100.0 * s.hit_rate, mib(&s));
+                    let (hits, mib) = (100.0 * s.hit_rate, s.mib_per_token());
                     write!(out, "{gap}{hits:>5.1}% {mib:>9.2} {:>8.2} {:>8.2}", s.wait_ms_per_token, s.ms_per_token)?;
                 }
                 None => write!(out, "{gap}{:>6} {:>9} {:>8} {:>8}", "-", "-", "-", "-")?,
@@ -52,8 +51,4 @@ fn begin(out: &mut String, rows: &[Row], i: usize) -> Result<(), Error> {
         writeln!(out)?;
     }
     write!(out, "\n{:>4.0}% {:11}", 100.0 * rows[i].cache, rows[i].policy.name())
-}
-
-fn mib(s: &Summary) -> f64 {
-    s.bytes_per_token / f64::from(1 << 20)
 }
