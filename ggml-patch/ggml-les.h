@@ -81,9 +81,29 @@ struct ggml_les_walk {
     struct ggml_tensor dst;  // shadows of the operation's tensors, so that kernels that compute an expert's address
     struct ggml_tensor src0; // from src0->data find it in its slot
     void *   ticket;
+    struct ggml_les_layer * layer; // in place of a ticket, if the operation is one of a layer's
+    uint32_t tensor;
     uint32_t position;
     bool     failed;
 };
+
+// a layer's operations as a whole: the multiplications before the activation (one or two), the activation, the last one
+#define GGML_LES_LAYER_OPS 4
+struct ggml_les_layer {
+    // shadows with memory of their own, except for the result: what the graph gives the others may be the result's too,
+    // and then a wave would overwrite what the next one needs. What there is not has GGML_OP_NONE
+    struct ggml_tensor ops[GGML_LES_LAYER_OPS];
+    struct ggml_tensor input;
+    struct ggml_tensor views[2]; // of the activation's sources
+    void * handle;
+};
+
+// opens the layer of these operations (ops[1] may be NULL) for n_threads walkers; one thread, before a barrier. Returns NULL
+// when its operations must be opened one by one. The layer is the thread's, until it opens the next one
+GGML_API struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_LES_LAYER_OPS], int n_threads);
+// every thread, after a barrier: waits for the next experts, on which layer->ops are to be computed. Thread 0 looks ahead
+// returns how many they are: 0 when there are no more, -1 when a read failed; then the thread has left
+GGML_API int  ggml_les_layer_wave(struct ggml_les_layer * layer, int wave, int ith);
 
 // opens the operation dst = mul_mat_id(src0, src1, ids) for n_threads walkers; one thread, before a barrier
 // returns false when that failed

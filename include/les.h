@@ -15,6 +15,9 @@
 // Grows with every incompatible change of this interface.
 #define LES_ABI_VERSION 1
 
+// The experts of one layer, to be walked by every thread that computes it. Never dereferenced.
+struct les_layer;
+
 // A model whose experts can stream. Never dereferenced: a closed handle is noticed, not followed.
 struct les_model;
 
@@ -23,6 +26,33 @@ struct les_ticket;
 
 // What an exported function answers: 0 for success, 1 for the end of a walk, negative for errors.
 typedef int32_t les_status;
+
+// One operation: what the router picked, for one tensor of experts.
+struct les_op {
+  // `sizeof(struct les_op)`.
+  size_t struct_size;
+  // The router's picks: expert `i` of token `t` is the `int32_t` at `ids + t * ids_stride + i * 4`.
+  const int32_t *ids;
+  // Bytes from one token's picks to the next's.
+  size_t ids_stride;
+  // Picks per token.
+  uint32_t n_used;
+  // Tokens.
+  uint32_t n_tokens;
+  // What the experts are applied to: row `r` begins at `input + r * input_stride` and has `n_input` floats. Checked
+  // to be finite once per layer, with the tensor of its up projections. NULL: not checked.
+  const float *input;
+  // Bytes from one row to the next.
+  size_t input_stride;
+  // Floats per row.
+  uint32_t n_input;
+  // Rows.
+  uint32_t n_rows;
+  // The tensor's number, from `les_model_find`.
+  uint32_t tensor;
+  // How many threads will walk the ticket.
+  uint32_t n_walkers;
+};
 
 // What is known of a model when it is open.
 struct les_model_info {
@@ -129,33 +159,6 @@ struct les_stats {
   uint64_t guessed_wasted;
 };
 
-// One operation: what the router picked, for one tensor of experts.
-struct les_op {
-  // `sizeof(struct les_op)`.
-  size_t struct_size;
-  // The router's picks: expert `i` of token `t` is the `int32_t` at `ids + t * ids_stride + i * 4`.
-  const int32_t *ids;
-  // Bytes from one token's picks to the next's.
-  size_t ids_stride;
-  // Picks per token.
-  uint32_t n_used;
-  // Tokens.
-  uint32_t n_tokens;
-  // What the experts are applied to: row `r` begins at `input + r * input_stride` and has `n_input` floats. Checked
-  // to be finite once per layer, with the tensor of its up projections. NULL: not checked.
-  const float *input;
-  // Bytes from one row to the next.
-  size_t input_stride;
-  // Floats per row.
-  uint32_t n_input;
-  // Rows.
-  uint32_t n_rows;
-  // The tensor's number, from `les_model_find`.
-  uint32_t tensor;
-  // How many threads will walk the ticket.
-  uint32_t n_walkers;
-};
-
 // Success.
 #define LES_OK 0
 
@@ -216,6 +219,57 @@ uint32_t les_abi_version(void);
 
 // The library's version, such as "0.1.0", valid forever. Any thread.
 const char *les_version(void);
+
+// Opens a layer, in place of a ticket for each of its operations: `op` is the first of them in the model's order, `later`
+// are the `n_later` other tensors, in that order, whose experts are needed for the same picks.
+// An expert is handed out when all its matrices are there, so that those that are can be computed, with all operations,
+// while the others are read. `LES_ERR_NOT_FOUND` when the cache has no room for all of them at once: open tickets then.
+// Nothing is read before `les_layer_attend`. The handle is closed when the last walker leaves. Any thread.
+//
+// `op` and `out` as for `les_ticket_open`; `later` is NULL or readable for `n_later` numbers.
+les_status les_layer_open(const struct les_model *handle,
+                          const struct les_op *op,
+                          const uint32_t *later,
+                          uint32_t n_later,
+                          struct les_layer **out);
+
+// To be called by one walker, after the others may have begun to walk, before it asks for wave `wave`, with the operation
+// that the layer was opened with: its ids and input must be what they were. Starts the reads (before wave 0) and, at the
+// best time, learns from the picks and reads ahead. A layer that is not attended never ends.
+//
+// `op` as for `les_layer_open`.
+les_status les_layer_attend(struct les_layer *layer,
+                            uint32_t wave,
+                            const struct les_op *op);
+
+// The next experts whose matrices are all there, at least one: the positions from `*first` up to, but not with, `*last`.
+// `wave` is 0 first, then 1, and so on; every walker gets the same answers. By asking for a wave a walker gives up the
+// experts of the one before. Waits for the device if need be. After the last one the answer is `LES_END`, and this walker
+// has left; so it has after an error, but not after `LES_ERR_NULL`. Each walker is a thread, as for `les_ticket_next`.
+//
+// `first` and `last` are NULL or writable.
+les_status les_layer_wave(struct les_layer *layer,
+                          uint32_t wave,
+                          uint32_t *first,
+                          uint32_t *last);
+
+// The expert at `position` of the wave that this walker was given last, and its matrix of `tensor`. Both are valid until
+// the walker asks for the next wave. `LES_ERR_INVALID` for a position that was not handed out, or another layer's tensor.
+//
+// `expert` and `data` are NULL or writable.
+les_status les_layer_expert(struct les_layer *layer,
+                            uint32_t position,
+                            uint32_t tensor,
+                            uint32_t *expert,
+                            const void **data);
+
+// Leaves a layer before its end: like asking for waves on to `LES_END`. The walker's own thread; `LES_ERR_INVALID` when it
+// has left, or is one more than the op's `n_walkers`.
+les_status les_layer_leave(struct les_layer *layer);
+
+// Gives up a layer that not all walkers will leave by themselves, as `les_ticket_free` does a ticket. NULL is fine. Any
+// thread.
+les_status les_layer_free(struct les_layer *layer);
 
 // Opens the model whose first (or only) shard is at `path`; reads headers only. On success `*out` is a handle for
 // `les_model_free`. On failure `err`, if there is room, tells why. Any thread.

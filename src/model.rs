@@ -11,7 +11,7 @@ use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::lookahead::{self, Lookahead};
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
-use crate::sched::{FileGuard, Request, Streamer, Ticket};
+use crate::sched::{FileGuard, Layer, LayerRequest, Request, Streamer, Ticket};
 use crate::stats::Stats;
 use crate::store::{Arena, Plan, Store, Valued};
 use crate::sync::Mutex;
@@ -257,32 +257,79 @@ impl Model {
     ///
     /// # Errors
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
-    pub fn ticket<'a>(&self, request: Request, input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
+    pub fn ticket(&self, request: Request, input: &[&[f32]]) -> Result<Ticket> {
         // first the reads, then, while they are under way, the rest; dropping the ticket gives back what it holds
         let began = Instant::now();
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
         let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
-            let input: Vec<&[f32]> = input.collect();
-            // without a branch per element, so that the loop is vectorized
-            if input.iter().any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
-                return Err(Error::NotANumber { tensor: self.index.tensors[request.tensor].name.clone() });
-            }
-            if let Some(lookahead) = self.lookahead.get() {
-                let began = Instant::now();
-                let mut lookahead = lookahead.lock();
-                let guesses = lookahead.predict(request.tensor, request.ids, request.rows, &input);
-                lookahead.told(ticket.streamer().guess(request.tensor, &guesses));
-                // now that the device is busy
-                lookahead.learn(request.tensor, request.ids, request.rows, &input)?;
-                if let Some(values) = lookahead.values(request.tensor) {
-                    ticket.streamer().set_values(request.tensor, values);
-                }
-                guessing = began.elapsed();
-            }
+            self.check_input(request.tensor, input)?;
+            guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input)?;
         }
         ticket.streamer().asked(began.elapsed(), guessing);
         Ok(ticket)
+    }
+
+    /// Opens a layer, see [`Layer::open`]. `input` as of [`Model::ticket`].
+    ///
+    /// # Errors
+    /// As [`Layer::open`] and [`Model::ticket`].
+    pub fn layer(&self, request: LayerRequest, input: &[&[f32]]) -> Result<Option<Layer>, Arc<Error>> {
+        let began = Instant::now();
+        let Some(layer) = Layer::open(self.streamer()?.clone(), request)? else { return Ok(None) };
+        self.check_input(layer.lead(), input)?;
+        layer.streamer().asked(began.elapsed(), Duration::ZERO);
+        Ok(Some(layer))
+    }
+
+    /// Does for `layer` what can be done while its experts are computed: to be called by one walker before each wave.
+    /// Starts the reads, and, when the device is given nothing else or the walkers are about to wait for it, learns from
+    /// what the router picked and reads ahead. `picks`, `rows` and `input` are those that the layer was opened with.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the trace cannot be written.
+    pub fn attend(&self, layer: &Layer, wave: u32, picks: &[i32], rows: usize, input: &[&[f32]]) -> Result<()> {
+        let began = Instant::now();
+        if wave == 0 {
+            layer.read();
+        }
+        let mut guessing = Duration::ZERO;
+        if wave == u32::from(!layer.whole()) {
+            guessing = self.look_ahead(layer.streamer(), layer.lead(), picks, rows, input)?;
+        }
+        layer.streamer().asked(began.elapsed(), guessing);
+        Ok(())
+    }
+
+    /// What the experts of `tensor` are applied to must be numbers.
+    fn check_input(&self, tensor: usize, input: &[&[f32]]) -> Result<()> {
+        // without a branch per element, so that the loop is vectorized
+        if input.iter().any(|row| row.iter().fold(false, |bad, x| bad | !x.is_finite())) {
+            return Err(Error::NotANumber { tensor: self.index.tensors[tensor].name.clone() });
+        }
+        Ok(())
+    }
+
+    /// The layer that `tensor` leads is being computed: learns from it and reads ahead. Answers how long that took.
+    fn look_ahead(
+        &self,
+        streamer: &Streamer,
+        tensor: usize,
+        picks: &[i32],
+        rows: usize,
+        input: &[&[f32]],
+    ) -> Result<Duration> {
+        let Some(lookahead) = self.lookahead.get() else { return Ok(Duration::ZERO) };
+        let began = Instant::now();
+        let mut lookahead = lookahead.lock();
+        let guesses = lookahead.predict(tensor, picks, rows, input);
+        lookahead.told(streamer.guess(tensor, &guesses));
+        // now that the device is busy
+        lookahead.learn(tensor, picks, rows, input)?;
+        if let Some(values) = lookahead.values(tensor) {
+            streamer.set_values(tensor, values);
+        }
+        Ok(began.elapsed())
     }
 
     /// What the user should know of how the files are read, and of the profile, as far as it is known: all of it once

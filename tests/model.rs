@@ -90,7 +90,7 @@ fn what_is_handed_out_is_what_the_file_holds() {
             for (tensor, t) in model.index().tensors.iter().enumerate() {
                 let ids: Vec<i32> = (0..16).filter(|e| (e + round) % 3 != 0).collect();
                 let request = Request { tensor, ids: &ids, rows: ids.len(), walkers: 1 };
-                let ticket = model.ticket(request, std::iter::empty()).unwrap();
+                let ticket = model.ticket(request, &[]).unwrap();
                 let mut seen = Vec::new();
                 while let Step::Expert { expert, address } = ticket.next(seen.len() as u32).unwrap() {
                     let want = (t.offset + u64::from(expert) * t.expert_bytes) as usize;
@@ -117,7 +117,7 @@ fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
     model.decide(&options(Mode::On, CacheSize::Min)).unwrap();
     let ticket = |value: f32| {
         let row = [1.0, value, 1.0];
-        model.ticket(Request { tensor: 0, ids: &[1], rows: 1, walkers: 1 }, std::iter::once(&row[..])).map(|_| ())
+        model.ticket(Request { tensor: 0, ids: &[1], rows: 1, walkers: 1 }, &[&row[..]]).map(|_| ())
     };
     ticket(1e30).unwrap();
     assert!(matches!(ticket(f32::NAN), Err(Error::NotANumber { .. })));
@@ -142,7 +142,7 @@ fn guesses_are_traced_where_they_are_made() {
         for tensor in 0..model.index().tensors.len() {
             let ids: Vec<i32> = (0..4).cycle().take(4 * rows).collect();
             let request = Request { tensor, ids: &ids, rows, walkers: 1 };
-            let ticket = model.ticket(request, std::iter::repeat_n(&input[..], rows)).unwrap();
+            let ticket = model.ticket(request, &vec![&input[..]; rows]).unwrap();
             (0..5).for_each(|position| assert!(ticket.next(position).is_ok()));
         }
         drop(model);
@@ -182,7 +182,7 @@ fn predictions_are_counted_layer_by_layer() {
         for tensor in 0..model.index().tensors.len() {
             let ids = [random.i32(0..8), random.i32(8..16)];
             let request = Request { tensor, ids: &ids, rows: 1, walkers: 1 };
-            let ticket = model.ticket(request, std::iter::once(&row[..])).unwrap();
+            let ticket = model.ticket(request, &[&row[..]]).unwrap();
             (0..).take_while(|&i| ticket.next(i).unwrap() != Step::End).count();
         }
     }
@@ -225,7 +225,7 @@ fn what_was_learned_is_there_the_next_time() {
             for tensor in 0..model.index().tensors.len() {
                 let ids = [(token * 5 % 16) as i32, (token % 2) as i32];
                 let request = Request { tensor, ids: &ids, rows: 1, walkers: 1 };
-                let ticket = model.ticket(request, std::iter::once(&row[..])).unwrap();
+                let ticket = model.ticket(request, &[&row[..]]).unwrap();
                 let mut n = 0;
                 while let Step::Expert { .. } = ticket.next(n).unwrap() {
                     n += 1;
@@ -257,7 +257,7 @@ fn the_fuzz_seed_is_a_profile() {
     for id in [0, 1, 0, 2, 0] {
         let row: Vec<f32> = (0..64).map(|i| (i % 7) as f32 - 3.0).collect();
         model
-            .ticket(Request { tensor: 0, ids: &[id], rows: 1, walkers: 1 }, std::iter::once(&row[..]))
+            .ticket(Request { tensor: 0, ids: &[id], rows: 1, walkers: 1 }, &[&row[..]])
             .map(drop)
             .unwrap();
     }

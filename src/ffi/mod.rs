@@ -4,6 +4,7 @@
 
 mod guard;
 mod handle;
+mod layer;
 mod model;
 mod params;
 mod report;
@@ -12,6 +13,7 @@ mod ticket;
 
 use std::ffi::c_char;
 
+pub use layer::*;
 pub use model::*;
 pub use params::*;
 pub use report::*;

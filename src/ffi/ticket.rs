@@ -60,7 +60,7 @@ unsafe impl Versioned for LesOp {
     const LEAST: usize = size_up_to::<Self>(offset_of!(Self, n_walkers), size_of::<u32>());
 }
 
-const NO_OP: LesOp = LesOp {
+pub(super) const NO_OP: LesOp = LesOp {
     struct_size: 0,
     ids: std::ptr::null(),
     ids_stride: 0,
@@ -91,27 +91,14 @@ pub unsafe extern "C" fn les_ticket_open(
         let model = model(handle)?;
         // SAFETY: the caller vouches for `op`.
         let op = unsafe { sized(op, NO_OP) }?;
-        if op.ids.is_null() || out.is_null() {
+        if out.is_null() {
             return Err(LES_ERR_NULL);
         }
-        check(&model, &op).map_err(|why| remember(&model, &Error::Invalid(why.into())))?;
-        let mut ids = Vec::with_capacity(op.n_used as usize * op.n_tokens as usize);
-        for t in 0..op.n_tokens as usize {
-            // SAFETY: the caller vouches for n_tokens rows at this stride.
-            let row = unsafe { op.ids.byte_add(t * op.ids_stride) };
-            // SAFETY: ... of n_used ids each.
-            ids.extend_from_slice(unsafe { std::slice::from_raw_parts(row, op.n_used as usize) });
-        }
-        let n_rows = if op.input.is_null() { 0 } else { op.n_rows as usize };
-        let input = (0..n_rows).map(|r| {
-            // SAFETY: the caller vouches for n_rows rows at this stride.
-            let row = unsafe { op.input.byte_add(r * op.input_stride) };
-            // SAFETY: ... of n_input floats each.
-            unsafe { std::slice::from_raw_parts(row, op.n_input as usize) }
-        });
+        // SAFETY: passed on.
+        let Asked { ids, rows } = unsafe { asked(&model, &op) }?;
         let request =
             Request { tensor: op.tensor as usize, ids: &ids, rows: op.n_tokens as usize, walkers: op.n_walkers };
-        match model.ticket(request, input) {
+        match model.ticket(request, &rows) {
             Ok(ticket) => {
                 let handle = std::ptr::without_provenance_mut(TICKETS.open(Open { model, ticket }));
                 // SAFETY: the caller vouches for `out`.
@@ -120,6 +107,40 @@ pub unsafe extern "C" fn les_ticket_open(
             Err(e) => Err(remember(&model, &e)),
         }
     })
+}
+
+/// What an operation points to.
+pub(super) struct Asked<'a> {
+    /// The picks, token by token.
+    pub(super) ids: Vec<i32>,
+    /// The input.
+    pub(super) rows: Vec<&'a [f32]>,
+}
+
+/// Reads what `op` points to.
+///
+/// # Safety
+/// As [`les_ticket_open`] says of `op`'s pointers, for as long as the answer is used.
+pub(super) unsafe fn asked<'a>(model: &Model, op: &LesOp) -> Result<Asked<'a>, LesStatus> {
+    if op.ids.is_null() {
+        return Err(LES_ERR_NULL);
+    }
+    check(model, op).map_err(|why| remember(model, &Error::Invalid(why.into())))?;
+    let mut ids = Vec::with_capacity(op.n_used as usize * op.n_tokens as usize);
+    for t in 0..op.n_tokens as usize {
+        // SAFETY: the caller vouches for n_tokens rows at this stride.
+        let row = unsafe { op.ids.byte_add(t * op.ids_stride) };
+        // SAFETY: ... of n_used ids each.
+        ids.extend_from_slice(unsafe { std::slice::from_raw_parts(row, op.n_used as usize) });
+    }
+    let n_rows = if op.input.is_null() { 0 } else { op.n_rows as usize };
+    let row = |r: usize| {
+        // SAFETY: the caller vouches for n_rows rows at this stride.
+        let row = unsafe { op.input.byte_add(r * op.input_stride) };
+        // SAFETY: ... of n_input floats each.
+        unsafe { std::slice::from_raw_parts(row, op.n_input as usize) }
+    };
+    Ok(Asked { ids, rows: (0..n_rows).map(row).collect() })
 }
 
 /// What can be seen to be wrong before the caller's memory is read.
@@ -146,7 +167,7 @@ fn check(model: &Model, op: &LesOp) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn remember(model: &Model, error: &Error) -> LesStatus {
+pub(super) fn remember(model: &Model, error: &Error) -> LesStatus {
     model.set_last_error(error.to_string());
     LesStatus::from(error)
 }

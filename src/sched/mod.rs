@@ -9,6 +9,8 @@
 //! others sleep until it has some.
 
 mod guess;
+mod layer;
+mod seats;
 mod ticket;
 
 use std::collections::{HashMap, VecDeque};
@@ -25,6 +27,7 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 use guess::Ahead;
 pub use guess::LANES;
+pub use layer::{Layer, LayerRequest};
 pub use ticket::{Request, Step, Ticket};
 
 /// How long a walker waits in one call for the device before it looks around again.
@@ -350,6 +353,7 @@ impl Streamer {
         experts.filter(move |&e| e < n_expert).map(move |e| first + e)
     }
 
+    /// Why the read of `block` failed; the next request reads it again.
     fn failure(&self, core: &mut Core, block: BlockId) -> Arc<Error> {
         core.store.forgive(block);
         core.errors.remove(&block).unwrap_or_else(|| Arc::new(Error::Invalid("a read failed".into())))

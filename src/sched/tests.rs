@@ -152,6 +152,7 @@ fn run(s: &Arc<Streamer>, shared: &Shared, tensor: usize, ids: &[i32]) -> Result
 
 #[cfg(not(feature = "shuttle"))]
 mod guesses;
+mod layers;
 
 #[cfg(not(feature = "shuttle"))]
 mod sequential {
@@ -303,7 +304,7 @@ mod sequential {
 mod concurrent {
     use super::*;
 
-    fn check(test: fn()) {
+    pub(super) fn check(test: fn()) {
         let iterations = std::env::var("LES_SHUTTLE_ITERATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
         shuttle::check_random(test, iterations);
         shuttle::check_pct(test, iterations, 3);
@@ -325,7 +326,7 @@ mod concurrent {
             .collect()
     }
 
-    fn sorted(mut v: Vec<u32>) -> Vec<u32> {
+    pub(super) fn sorted(mut v: Vec<u32>) -> Vec<u32> {
         v.sort_unstable();
         v
     }

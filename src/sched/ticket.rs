@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::store::{Acquired, BlockId, State};
-use crate::sync::{AtomicU32, Mutex, ThreadId, this_thread};
+use crate::sync::{AtomicU32, Mutex};
 
+use super::seats::Seats;
 use super::{Core, STALL_LIMIT, Streamer};
 
 /// What an operation needs.
@@ -47,21 +48,12 @@ pub struct Ticket {
     /// How many walkers have passed a position.
     passed: Vec<AtomicU32>,
     closed: AtomicU32,
-    seats: Mutex<Vec<Seat>>,
+    seats: Seats,
     // locked only while the streamer's core is
     walk: Mutex<Walk>,
     failed: OnceLock<Arc<Error>>,
     rows: usize,
     tensor: usize,
-}
-
-/// One walker. Walkers are told apart by their threads, so that one that leaves twice, or passes a position twice, does
-/// not take an expert away from another.
-struct Seat {
-    thread: ThreadId,
-    /// The position to be asked for next.
-    next: u32,
-    left: bool,
 }
 
 struct Walk {
@@ -105,7 +97,7 @@ impl Ticket {
             order: experts.iter().map(|_| OnceLock::new()).collect(),
             passed: experts.iter().map(|_| AtomicU32::new(0)).collect(),
             closed: AtomicU32::new(0),
-            seats: Mutex::new(Vec::new()),
+            seats: Seats::new(request.walkers),
             walk: Mutex::new(Walk {
                 pending: Vec::new(),
                 unplaced: Vec::new(),
@@ -191,7 +183,7 @@ impl Ticket {
     /// The operation has failed; this walker has left. [`Error::Invalid`], and nothing changes, when it had left before,
     /// another position is next, or every walker is another thread.
     pub fn next(&self, position: u32) -> Result<Step, Arc<Error>> {
-        self.step(position).map_err(|why| Arc::new(Error::Invalid(why)))?;
+        self.seats.step(position).map_err(|why| Arc::new(Error::Invalid(why)))?;
         if let Some(before) = position.checked_sub(1) {
             self.pass(before as usize);
             self.streamer.look_after();
@@ -211,36 +203,6 @@ impl Ticket {
             self.close(position);
             self.streamer.wake.notify_all();
         })
-    }
-
-    /// This thread's walker goes on to `position`.
-    fn step(&self, position: u32) -> Result<(), String> {
-        self.with_seat(|seat| {
-            if position != seat.next {
-                return Err(format!("position {} of a walk is next, not {position}", seat.next));
-            }
-            seat.next = seat.next.saturating_add(1);
-            Ok(())
-        })
-    }
-
-    fn with_seat<T>(&self, act: impl FnOnce(&mut Seat) -> Result<T, String>) -> Result<T, String> {
-        let thread = this_thread();
-        let seats = &mut *self.seats.lock();
-        let at = seats.iter().position(|seat| seat.thread == thread).unwrap_or(seats.len());
-        if at == self.walkers as usize {
-            return Err(format!("more threads walk a ticket than its {} walkers", self.walkers));
-        }
-        let Some(seat) = seats.get_mut(at) else {
-            let mut seat = Seat { thread, next: 0, left: false };
-            let answer = act(&mut seat)?;
-            seats.push(seat);
-            return Ok(answer);
-        };
-        if seat.left {
-            return Err("this thread has left the walk before".into());
-        }
-        act(seat)
     }
 
     fn wait_for(&self, cell: &OnceLock<(u32, usize)>) -> Result<(u32, usize), Arc<Error>> {
@@ -367,18 +329,14 @@ impl Ticket {
     /// # Errors
     /// [`Error::Invalid`] when it had left before, or every walker is another thread.
     pub fn leave(&self) -> Result<()> {
-        let next = self.with_seat(|seat| Ok(seat.next)).map_err(Error::Invalid)?;
+        let next = self.seats.next().map_err(Error::Invalid)?;
         self.close(next.saturating_sub(1));
         Ok(())
     }
 
     /// A walker at `position` leaves for good. The last one gives everything back.
     fn close(&self, position: u32) {
-        // has a seat, and has not left: it was looked up a moment ago, by the same thread
-        let _ = self.with_seat(|seat| {
-            seat.left = true;
-            Ok(())
-        });
+        self.seats.leave();
         // what it will not use must not be kept for it
         for passed in position as usize..self.order.len() {
             self.pass(passed);
@@ -431,7 +389,7 @@ impl Drop for Ticket {
 }
 
 /// The distinct ids in ascending order, or the first that is out of range.
-fn distinct(ids: &[i32], n_expert: u32) -> Result<Vec<u32>, i64> {
+pub(super) fn distinct(ids: &[i32], n_expert: u32) -> Result<Vec<u32>, i64> {
     let mut seen = vec![0u64; n_expert.div_ceil(64) as usize];
     for &id in ids {
         match u32::try_from(id) {
