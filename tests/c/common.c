@@ -34,7 +34,7 @@ void has_at(const char *text, const char *part, const char *file, int line) {
     }
 }
 
-static void give_up(const char *what, const char *why) {
+void give_up(const char *what, const char *why) {
     printf("%s: %s\n", what, why);
     exit(1);
 }

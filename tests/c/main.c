@@ -35,6 +35,7 @@ int main(int argc, char **argv) {
     run("models", test_models);
     run("params", test_params);
     run("tickets", test_tickets);
+    run("layers", test_layers);
     run("misuse", test_misuse);
     run("walkers", test_walkers);
     run("files", test_files);

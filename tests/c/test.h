@@ -32,6 +32,8 @@ struct les_model *open_model(void);
 struct les_params params_of(const char *mode, const char *cache);
 // a model with this cache, ready for tickets
 struct les_model *streaming(const char *cache);
+// ends the program: nothing further makes sense
+void give_up(const char *what, const char *why);
 uint32_t find(struct les_model *model, int layer, enum part part);
 struct les_op op_of(const int32_t *ids, uint32_t n_tokens, uint32_t tensor, uint32_t n_walkers);
 struct les_ticket *open_ticket(struct les_model *model, const int32_t *ids, uint32_t n_tokens, uint32_t tensor,
@@ -67,6 +69,7 @@ void test_library(void);
 void test_models(void);
 void test_params(void);
 void test_tickets(void);
+void test_layers(void);
 void test_misuse(void);
 void test_walkers(void);
 void test_files(void);
