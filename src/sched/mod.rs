@@ -57,6 +57,18 @@ pub struct Streamer {
     starved: AtomicUsize,
     /// 1 while guesses wait for the device: then walkers look after it.
     hungry: AtomicUsize,
+    /// 1 while somebody reaps. Set only under the lock.
+    reaping: AtomicUsize,
+}
+
+/// Whose turn it is to reap. However it ends, by a panic too, it is somebody else's then.
+struct Turn<'a>(&'a Streamer);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.reaping.store(0, Ordering::SeqCst);
+        self.0.wake.notify_all();
+    }
 }
 
 struct Core {
@@ -66,7 +78,6 @@ struct Core {
     in_flight: usize,
     /// Reads that have ended, well or not.
     completions: u64,
-    reaping: bool,
     /// Counts the passes over the model.
     pass: u32,
     /// The first tensor of the layer that is computed: a layer that does not come after it begins a pass.
@@ -124,7 +135,6 @@ impl Streamer {
             queue: VecDeque::new(),
             in_flight: 0,
             completions: 0,
-            reaping: false,
             pass: 0,
             lead: usize::MAX,
             ahead: Ahead::new(n_blocks, n),
@@ -145,6 +155,7 @@ impl Streamer {
             lead_of,
             starved: AtomicUsize::new(0),
             hungry: AtomicUsize::new(0),
+            reaping: AtomicUsize::new(0),
         }
     }
 
@@ -281,12 +292,12 @@ impl Streamer {
 
     /// Waits until something may have changed: reaps completions, or sleeps while another walker does.
     fn wait<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.reaping || core.in_flight == 0 { self.wake.wait(core, REAP_SLICE) } else { self.reap(core, REAP_SLICE) }
+        if self.may_reap(&core) { self.reap(core, REAP_SLICE) } else { self.wake.wait(core, REAP_SLICE) }
     }
 
     /// Takes what has been completed, without waiting.
     fn poll<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.reaping || core.in_flight == 0 { core } else { self.reap(core, Duration::ZERO) }
+        if self.may_reap(&core) { self.reap(core, Duration::ZERO) } else { core }
     }
 
     /// While guesses wait for the device: gives it the next ones as soon as it has time, unless somebody else is at it.
@@ -298,17 +309,22 @@ impl Streamer {
         }
     }
 
+    /// Whether there is something to reap, and nobody does.
+    fn may_reap(&self, core: &Core) -> bool {
+        core.in_flight > 0 && self.reaping.load(Ordering::SeqCst) == 0
+    }
+
     fn reap<'a>(&'a self, mut core: MutexGuard<'a, Core>, limit: Duration) -> MutexGuard<'a, Core> {
-        core.reaping = true;
+        self.reaping.store(1, Ordering::SeqCst);
+        let turn = Turn(self);
         let mut done = std::mem::take(&mut core.done);
         drop(core);
         self.engine.reap(limit, &mut done);
         let mut core = self.finish(&done);
-        core.reaping = false;
         done.clear();
         core.done = done;
         self.pump(&mut core);
-        self.wake.notify_all();
+        drop(turn);
         core
     }
 

@@ -236,6 +236,17 @@ mod sequential {
     }
 
     #[test]
+    fn after_a_panic_others_still_reap() {
+        let script: Script = Box::new(|i| if i == 1 { panic!("a defect") } else { Ok(()) });
+        let (s, shared) = streamer(Setup { script, ..Default::default() });
+        let panics = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&s, &shared, 0, &[2])));
+        assert!(panics().is_err());
+        assert!(s.may_reap(&s.core.lock()), "the turn is over, and the other reads are still under way");
+        assert_eq!(run(&s, &shared, 0, &[5, 1]).unwrap(), [1, 5]);
+        assert!([1, 5].iter().all(|&b| s.core.lock().store.pins(b) == 0));
+    }
+
+    #[test]
     fn a_ticket_that_nobody_walks_gives_its_slots_back() {
         let (s, shared) = streamer(Setup::default());
         let all: Vec<i32> = (0..8).collect();
