@@ -9,6 +9,7 @@ mod keep;
 mod predict;
 pub mod profile;
 mod router;
+mod spread;
 pub mod trace;
 
 use std::path::Path;
@@ -17,6 +18,7 @@ pub use calibration::{Reliability, expected_error};
 pub use keep::Keep;
 pub use predict::{GateMass, Guess, Recall};
 pub use router::{Input, Router};
+pub use spread::mean_and_deviation;
 
 use calibration::Calibration;
 use predict::Prediction;

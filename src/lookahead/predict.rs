@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::calibration::{Calibration, Probabilities};
+use super::spread::mean_and_deviation;
 
 /// An expert that may be picked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -95,7 +96,7 @@ impl Prediction {
         }
         order.sort_unstable_by(falling);
         let least = scores[usize::from(order[n_used - 1])];
-        let deviation = deviation(scores);
+        let (_, deviation) = mean_and_deviation(scores);
         let inverse = if deviation > 0.0 { 1.0 / deviation } else { 0.0 };
         self.bins.extend(scores.iter().map(|s| Calibration::bin((s - least) * inverse).unwrap_or(NONE)));
         self.ranked.extend(order);
@@ -173,18 +174,6 @@ impl Prediction {
             }
         }
     }
-}
-
-/// The standard deviation of what is finite.
-fn deviation(scores: &[f32]) -> f32 {
-    let (mut n, mut sum, mut squares) = (0.0_f32, 0.0_f32, 0.0_f32);
-    for &s in scores.iter().filter(|s| s.is_finite()) {
-        n += 1.0;
-        sum += s;
-        squares += s * s;
-    }
-    let mean = sum / n.max(1.0);
-    (squares / n.max(1.0) - mean * mean).max(0.0).sqrt()
 }
 
 #[cfg(test)]
