@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::cputime;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
@@ -259,7 +260,7 @@ impl Model {
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket<'a>(&self, request: Request, input: impl Iterator<Item = &'a [f32]>) -> Result<Ticket> {
         // first the reads, then, while they are under way, the rest; dropping the ticket gives back what it holds
-        let began = Instant::now();
+        let (began, cpu) = (Instant::now(), cputime::of_this_thread());
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
         let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
@@ -281,7 +282,8 @@ impl Model {
                 guessing = began.elapsed();
             }
         }
-        ticket.streamer().asked(began.elapsed(), guessing);
+        let cpu = cputime::of_this_thread().saturating_sub(cpu);
+        ticket.streamer().asked(began.elapsed(), guessing, cpu);
         Ok(ticket)
     }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::cputime;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::io::{Completion, Engine, Read};
@@ -174,9 +175,9 @@ impl Streamer {
         stats
     }
 
-    /// Counts the time that opening a ticket took, and the guessing in it.
-    pub fn asked(&self, all: Duration, guessing: Duration) {
-        self.core.lock().stats.asked(all, guessing);
+    /// Counts the time that opening a ticket took, the guessing in it, and its processor time.
+    pub fn asked(&self, all: Duration, guessing: Duration, cpu: Duration) {
+        self.core.lock().stats.asked(all, guessing, cpu);
     }
 
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert.
@@ -292,7 +293,7 @@ impl Streamer {
 
     /// Waits until something may have changed: reaps completions, or sleeps while another walker does.
     fn wait<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if self.may_reap(&core) { self.reap(core, REAP_SLICE) } else { self.wake.wait(core, REAP_SLICE) }
+        if self.may_reap(&core) { self.walker_reaps(core, REAP_SLICE) } else { self.wake.wait(core, REAP_SLICE) }
     }
 
     /// Takes what has been completed, without waiting.
@@ -304,9 +305,18 @@ impl Streamer {
     fn look_after(&self) {
         if self.hungry.load(Ordering::Relaxed) == 1
             && let Some(core) = self.core.try_lock()
+            && self.may_reap(&core)
         {
-            drop(self.poll(core));
+            drop(self.walker_reaps(core, Duration::ZERO));
         }
+    }
+
+    /// As [`Streamer::reap`], and counts the processor time. What reaps while a ticket is opened is counted there.
+    fn walker_reaps<'a>(&'a self, core: MutexGuard<'a, Core>, limit: Duration) -> MutexGuard<'a, Core> {
+        let began = cputime::of_this_thread();
+        let mut core = self.reap(core, limit);
+        core.stats.reaped(cputime::of_this_thread().saturating_sub(began));
+        core
     }
 
     /// Whether there is something to reap, and nobody does.

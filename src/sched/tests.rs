@@ -150,6 +150,15 @@ fn run(s: &Arc<Streamer>, shared: &Shared, tensor: usize, ids: &[i32]) -> Result
     walk(s, shared, &ticket)
 }
 
+/// Lets the device do all that it was given, and what it is given meanwhile.
+#[cfg(not(feature = "shuttle"))]
+fn settle(s: &Streamer) {
+    let mut core = s.core.lock();
+    while core.in_flight > 0 {
+        core = s.poll(core);
+    }
+}
+
 #[cfg(not(feature = "shuttle"))]
 mod guesses;
 
@@ -188,6 +197,22 @@ mod sequential {
             assert_eq!(experts, (0..8).collect::<Vec<_>>());
         }
         assert!(slots < 24, "the test wants a small store");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_processor_time_of_walkers_who_reap_is_counted() {
+        let (s, shared) = streamer(Setup::default());
+        let cpu = || s.stats().decode.ask_cpu_ns;
+        run(&s, &shared, 0, &[2]).unwrap();
+        let reaped = cpu();
+        assert!(reaped > 0, "the walker has waited");
+        settle(&s);
+        run(&s, &shared, 0, &[2]).unwrap();
+        assert_eq!(cpu(), reaped, "all was there, and whoever opens the ticket counts that");
+        s.asked(Duration::from_nanos(7), Duration::from_nanos(5), Duration::from_nanos(6));
+        let decode = s.stats().decode;
+        assert_eq!((decode.ask_ns, decode.guess_ns, decode.ask_cpu_ns), (7, 5, reaped + 6));
     }
 
     #[test]
