@@ -61,7 +61,11 @@ impl Pread {
             match builder.spawn(move || shared.work()) {
                 Ok(thread) => threads.push(thread),
                 Err(source) if threads.is_empty() => {
-                    return Err(Error::System { what: "start a reader thread", source });
+                    return Err(Error::System {
+                        what: "start a reader thread",
+                        remedy: "allow more threads (ulimit -u, or the control group's pids.max)",
+                        source,
+                    });
                 }
                 // Fewer readers are slower, not wrong.
                 Err(_) => break,

@@ -154,7 +154,8 @@ impl Iterator for Reader {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.line += 1;
-        let wrong = |why: String| Error::Invalid(format!("{}: line {}: {why}", self.path.display(), self.line));
+        let place = format!("{}: line {}", self.path.display(), self.line);
+        let wrong = |why: String| Error::Invalid(format!("{place}: {why}; the trace is damaged: make it again"));
         let text = match self.lines.next()? {
             Ok(text) => text,
             Err(e) => return Some(Err(failed(&self.path, "read the trace", e))),

@@ -378,7 +378,10 @@ impl Streamer {
 
     fn failure(&self, core: &mut Core, block: BlockId) -> Arc<Error> {
         core.store.forgive(block);
-        core.errors.remove(&block).unwrap_or_else(|| Arc::new(Error::Invalid("a read failed".into())))
+        core.errors.remove(&block).unwrap_or_else(|| {
+            // another operation was told
+            Arc::new(self.read_error(core, block, &std::io::Error::other("a read has failed before")))
+        })
     }
 }
 
