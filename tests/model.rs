@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use les::Error;
 use les::lookahead::trace::Reader;
-use les::lookahead::{LEAST_PROBABILITY, Recall, Reliability};
+use les::lookahead::{GateMass, LEAST_PROBABILITY, Recall, Reliability};
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
 use les::sched::{Request, Step};
@@ -175,8 +175,10 @@ fn predictions_are_counted_layer_by_layer() {
     }
     std::fs::write(&file.path, bytes).unwrap();
     model = Model::open(&file.path).unwrap();
-    let trace = Some(file.path.with_extension("trace"));
-    model.decide(&Options { lookahead: Some(2), trace, ..options(Mode::On, CacheSize::Min) }).unwrap();
+    let trace = file.path.with_extension("trace");
+    model
+        .decide(&Options { lookahead: Some(2), trace: Some(trace.clone()), ..options(Mode::On, CacheSize::Min) })
+        .unwrap();
     for _ in 0..50 {
         let row: Vec<f32> = (0..64).map(|_| random.f32() - 0.5).collect();
         for tensor in 0..model.index().tensors.len() {
@@ -209,6 +211,18 @@ fn predictions_are_counted_layer_by_layer() {
     let json = serde_json::to_value(&stats).unwrap();
     let sum: u64 = (0..4).map(|l| json["layers"][l]["guessed"].as_u64().unwrap()).sum();
     assert_eq!(json["guessed"], sum);
+    // the trace tells the same, pass by pass
+    drop(model);
+    let records: Vec<_> = Reader::open(&trace).unwrap().map(Result::unwrap).collect();
+    assert_eq!(records[1].outcomes.len(), 1, "the second layer has one before it");
+    for d in 0..2 {
+        let (mut recall, mut mass) = (Recall::default(), GateMass::default());
+        for outcome in records.iter().filter_map(|record| record.outcomes.get(d)) {
+            recall += outcome.recall;
+            mass += outcome.gate_mass;
+        }
+        assert_eq!((recall, mass), (stats.recall[d], stats.gate_mass[d]), "{d}");
+    }
 }
 
 #[test]

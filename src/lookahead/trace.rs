@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::predict::{GateMass, Recall};
 use crate::error::{Error, Result};
 use crate::index::Index;
 
@@ -58,6 +59,19 @@ pub struct Record {
     /// likeliest first, down to [`LEAST_PROBABILITY`]. Empty where nothing was: without lookahead, and for long batches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guesses: Vec<Vec<(u32, f32)>>,
+    /// What became of the predictions for this layer, by the distance from which they were made, from 1. Empty where there
+    /// were none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outcomes: Vec<Outcome>,
+}
+
+/// How good the predictions for one pass of a layer were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// By the number of picks.
+    pub recall: Recall,
+    /// By the router's weight.
+    pub gate_mass: GateMass,
 }
 
 fn scores<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<f32>>, D::Error> {

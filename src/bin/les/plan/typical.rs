@@ -52,6 +52,7 @@ impl Typical {
             n_expert: n_used.iter().map(|n| n + others).collect(),
             part_bytes: part_bytes.to_vec(),
             most_used,
+            outcomes: Vec::new(),
         };
         let mut random = Rng::with_seed(1);
         let mut next = vec![0; n_used.len()];
@@ -83,7 +84,8 @@ impl Typical {
             for at in 0..layers.len() {
                 let guesses = layers.get(at + 1).map(|next| next.1.clone()).into_iter().collect();
                 let picks = layers[at].0.clone();
-                trace.push(Record { at: at as u32, rows: 1, picks, scores: Vec::new(), guesses })?;
+                let (scores, outcomes) = (Vec::new(), Vec::new());
+                trace.push(Record { at: at as u32, rows: 1, picks, scores, guesses, outcomes })?;
             }
         }
         Ok(Self { n_used: n_used.to_vec(), trace, slots: n_used.iter().sum::<usize>() + spare })
