@@ -117,6 +117,16 @@ pub enum Error {
     },
 }
 
+/// Why an expert could not be read, and what to do about it.
+pub fn why_unread(source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "the file ends before the expert does; it is truncated: download or copy it again".to_owned()
+        }
+        _ => format!("{source}; check the device and the file system"),
+    }
+}
+
 /// Adds to an answer of the operating system which part of a file was wanted, and where it begins, in bytes.
 pub fn within(what: &str, offset: u64, source: &io::Error) -> io::Error {
     io::Error::new(source.kind(), format!("{what} at byte {offset}: {source}"))

@@ -162,6 +162,32 @@ fn guesses_are_traced_where_they_are_made() {
 }
 
 #[test]
+fn parts_of_tensors_are_read_for_copies() {
+    let file = file();
+    let bytes = std::fs::read(&file.path).unwrap();
+    let model = Model::open(&file.path).unwrap();
+    for (tensor, t) in model.index().tensors.iter().enumerate() {
+        let whole = t.expert_bytes as usize * 16;
+        for (offset, len) in [(0, whole), (7, 100), (whole - 1, 1), (whole, 0)] {
+            let mut to = vec![0; len];
+            model.read(tensor, offset as u64, &mut to).unwrap();
+            let at = t.offset as usize + offset;
+            assert!(to == bytes[at..at + len], "{len} bytes at {offset} of {}", t.name);
+        }
+        let past = model.read(tensor, whole as u64, &mut [0]).unwrap_err();
+        assert!(matches!(past, Error::Invalid(_)), "{past}");
+    }
+    std::fs::write(&file.path, &bytes[..bytes.len() - 1]).unwrap();
+    let last = model.index().tensors.len() - 1;
+    let whole = model.index().tensors[last].expert_bytes * 16;
+    assert!(matches!(
+        model.read(last, 0, &mut vec![0; whole as usize]),
+        Err(Error::Read { .. } | Error::Changed { .. })
+    ));
+    assert!(matches!(model.read(0, 0, &mut [0]), Err(Error::Changed { .. })));
+}
+
+#[test]
 fn predictions_are_counted_layer_by_layer() {
     let file = file();
     let mut model = Model::open(&file.path).unwrap();

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::cputime;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
 use crate::io::{Completion, Engine, Read};
 use crate::stats::Stats;
@@ -275,19 +275,13 @@ impl Streamer {
     fn read_error(&self, core: &Core, block: BlockId, e: &std::io::Error) -> Error {
         let (t, range) = self.extent_of(core, block);
         let tensor = &self.index.tensors[t];
-        let why = match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                "the file ends before the expert does; it is truncated: download or copy it again".to_owned()
-            }
-            _ => format!("{e}; check the device and the file system"),
-        };
         Error::Read {
             path: self.index.files[tensor.file as usize].path.clone(),
             tensor: tensor.name.clone(),
             expert: block - core.store.plan().tensors[t].first_block,
             offset: range.offset + range.head,
             len: tensor.expert_bytes,
-            why,
+            why: why_unread(e),
         }
     }
 
