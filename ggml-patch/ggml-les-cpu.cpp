@@ -52,8 +52,11 @@ void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *
     GGML_ABORT("les: %s streams from its file and cannot be written; use --les off", tensor->name);
 }
 
-void buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
-    GGML_ABORT("les: %s streams from its file and cannot be copied; use --les off", tensor->name);
+void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    char err[1024] = "";
+    if (!ggml_les_read(((ggml_les_buffer *) buffer->context)->model, tensor, data, offset, size, err, sizeof(err))) {
+        GGML_ABORT("les: %s", err);
+    }
 }
 
 void buffer_clear(ggml_backend_buffer_t, uint8_t) {

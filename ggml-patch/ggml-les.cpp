@@ -391,6 +391,21 @@ void ggml_les_model_release(struct ggml_les_model * model) {
     delete model;
 }
 
+bool ggml_les_read(struct ggml_les_model * model, const struct ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                   char * err, size_t err_len) {
+    const ggml_tensor * whole = tensor->view_src ? tensor->view_src : tensor;
+    const auto found = model->tensors.find(whole->data);
+    if (found == model->tensors.end()) {
+        copy_text(err, err_len, std::string(tensor->name) + " streams and cannot be copied; use --les off");
+        return false;
+    }
+    if (les_model_read(model->handle, found->second, tensor->view_offs + offset, data, size) != LES_OK) {
+        copy_text(err, err_len, last_error(model));
+        return false;
+    }
+    return true;
+}
+
 // computing
 
 namespace {

@@ -76,6 +76,11 @@ struct ggml_les_buffer { // the buffer's context
 GGML_API struct ggml_les_model * ggml_les_model_of_load(void); // NULL outside of a load; the caller releases it
 GGML_API void ggml_les_model_release(struct ggml_les_model * model);
 
+// a part of a tensor of such a buffer, from the file, for copies of the model
+// returns false and fills err when it cannot be read
+GGML_API bool ggml_les_read(struct ggml_les_model * model, const struct ggml_tensor * tensor, void * data, size_t offset,
+                            size_t size, char * err, size_t err_len);
+
 // one thread's walk over the experts of one operation
 struct ggml_les_walk {
     struct ggml_tensor dst;  // shadows of the operation's tensors, so that kernels that compute an expert's address

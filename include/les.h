@@ -326,6 +326,17 @@ les_status les_model_decide(const struct les_model *handle,
                             char *message,
                             size_t message_len);
 
+// Reads `n` bytes at byte `offset` of tensor number `tensor` to `data`, from its file and past the cache: for copies of the
+// model, whether or not it streams. On failure `les_model_last_error` tells why, and what `data` holds is undefined. Any
+// thread.
+//
+// `data` is NULL or writable for `n` bytes.
+les_status les_model_read(const struct les_model *handle,
+                          uint32_t tensor,
+                          uint64_t offset,
+                          void *data,
+                          size_t n);
+
 // Takes the memory and starts the I/O now; the first ticket does it otherwise. Any thread.
 //
 // `err` is NULL or writable for `err_len` bytes.

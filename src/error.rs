@@ -10,13 +10,13 @@ use crate::options::Size;
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be opened, inspected or read as a whole (not a read of an expert).
-    #[error("{path}: cannot {what}: {source}", path = path.display())]
+    #[error("{path}: cannot {what}: {source}; {remedy}", path = path.display(), remedy = remedy(source.kind()))]
     File {
         /// The file.
         path: PathBuf,
         /// What was tried: "open", "inspect", ...
         what: &'static str,
-        /// The operating system's answer.
+        /// The operating system's answer; of a part of the file with what [`within`] adds.
         source: io::Error,
     },
     /// The file is not a GGUF that this library can stream from.
@@ -68,7 +68,10 @@ pub enum Error {
         floor_mib: u64,
     },
     /// The router named an expert that the tensor does not have.
-    #[error("{tensor}: the router asked for expert {expert}, but there are {n_expert}")]
+    #[error(
+        "{tensor}: the router asked for expert {expert}, but there are {n_expert}; the model is damaged: download or \
+         convert it again"
+    )]
     ExpertId {
         /// The GGUF tensor.
         tensor: String,
@@ -79,15 +82,23 @@ pub enum Error {
     },
     /// The input of an expert layer holds a value that is not finite.
     #[error(
-        "{tensor}: the input of the experts has a value that is not finite (NaN or infinite); the weights or the context are corrupt"
+        "{tensor}: the input of the experts has a value that is not finite (NaN or infinite); the weights or the context \
+         are corrupt: --les off --check-tensors tells whether the weights are; begin with an empty context"
     )]
     NotANumber {
         /// The GGUF tensor.
         tensor: String,
     },
     /// A request waited too long for the device.
-    #[error("no read has completed for {seconds} s; the device does not answer")]
+    #[error(
+        "{path}: reading the experts of {tensor}: no read has completed for {seconds} s; the device does not answer: \
+         check it and its connection", path = path.display()
+    )]
     Stalled {
+        /// The file.
+        path: PathBuf,
+        /// The GGUF tensor whose experts were waited for.
+        tensor: String,
         /// How long was waited, in seconds.
         seconds: u64,
     },
@@ -95,14 +106,76 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// The system refused memory or another resource.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {source}; {remedy}")]
     System {
         /// What was tried.
         what: &'static str,
+        /// What to do about it.
+        remedy: &'static str,
         /// The operating system's answer.
         source: io::Error,
     },
 }
 
+/// Why an expert could not be read, and what to do about it.
+pub fn why_unread(source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "the file ends before the expert does; it is truncated: download or copy it again".to_owned()
+        }
+        _ => format!("{source}; check the device and the file system"),
+    }
+}
+
+/// Adds to an answer of the operating system which part of a file was wanted, and where it begins, in bytes.
+pub fn within(what: &str, offset: u64, source: &io::Error) -> io::Error {
+    io::Error::new(source.kind(), format!("{what} at byte {offset}: {source}"))
+}
+
+/// What to do about a file that cannot be opened, read or written.
+fn remedy(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::NotFound => "check the path",
+        io::ErrorKind::InvalidInput | io::ErrorKind::IsADirectory => "give a regular file",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "check who may use it",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room",
+        io::ErrorKind::UnexpectedEof => "it is truncated: download or copy it again",
+        _ => "check the device and the file system",
+    }
+}
+
 /// Shorthand.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_names_the_place_and_the_remedy() {
+        let (path, tensor) = (PathBuf::from("m.gguf"), "blk.3.ffn_up_exps.weight".to_owned());
+        let file = |kind| Error::File {
+            path: path.clone(),
+            what: "read a router",
+            source: within("blk.3.ffn_gate_inp.weight", 4711, &io::Error::from(kind)),
+        };
+        let errors = [
+            (file(io::ErrorKind::UnexpectedEof), ["m.gguf", "ffn_gate_inp.weight at byte 4711", "download or copy"]),
+            (file(io::ErrorKind::StorageFull), ["m.gguf", "cannot read a router", "make room"]),
+            (
+                Error::ExpertId { tensor: tensor.clone(), expert: 9, n_expert: 8 },
+                ["blk.3", "expert 9", "convert it again"],
+            ),
+            (Error::NotANumber { tensor: tensor.clone() }, ["blk.3", "not finite", "--check-tensors"]),
+            (Error::Stalled { path: path.clone(), tensor, seconds: 60 }, ["m.gguf", "blk.3", "check it"]),
+            (
+                Error::System { what: "reserve", remedy: "take less", source: io::ErrorKind::OutOfMemory.into() },
+                ["cannot reserve", "out of memory", "; take less"],
+            ),
+        ];
+        for (error, parts) in errors {
+            let text = error.to_string();
+            assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} are not all in {text:?}");
+        }
+    }
+}

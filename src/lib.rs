@@ -16,6 +16,7 @@
 //! Invariant: slots never take more memory than the budget.
 //! Invariant: a failed or short read ends in an error, never in a wrong value.
 
+pub mod cputime;
 pub mod error;
 pub mod ffi;
 pub mod index;

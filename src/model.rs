@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::cputime;
+use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::lookahead::{self, Lookahead};
@@ -259,14 +260,15 @@ impl Model {
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket(&self, request: Request, input: &[&[f32]]) -> Result<Ticket> {
         // first the reads, then, while they are under way, the rest; dropping the ticket gives back what it holds
-        let began = Instant::now();
+        let (began, cpu) = (Instant::now(), cputime::of_this_thread());
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
         let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
             self.check_input(request.tensor, input)?;
             guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input)?;
         }
-        ticket.streamer().asked(began.elapsed(), guessing);
+        let cpu = cputime::of_this_thread().saturating_sub(cpu);
+        ticket.streamer().asked(began.elapsed(), guessing, cpu);
         Ok(ticket)
     }
 
@@ -348,6 +350,30 @@ impl Model {
     /// [`Error::File`] when it cannot be written; what was there is still there.
     pub fn save_profile(&self) -> Result<bool> {
         self.lookahead.get().map_or(Ok(false), |lookahead| lookahead.lock().save_profile())
+    }
+
+    /// Fills `to` with what is at byte `offset` of the expert tensor number `tensor`, from its file and past the cache: for
+    /// copies of the model. Whether or not it streams.
+    ///
+    /// # Errors
+    /// [`Error::Read`] and [`Error::Changed`]; [`Error::Invalid`] for a range that no tensor has.
+    pub fn read(&self, tensor: usize, offset: u64, to: &mut [u8]) -> Result<()> {
+        let len = to.len() as u64;
+        let has = |end: u64| {
+            self.index.tensors.get(tensor).filter(|t| t.expert_bytes.checked_mul(t.ne[2]).is_some_and(|all| end <= all))
+        };
+        let Some(t) = offset.checked_add(len).and_then(has) else {
+            return Err(Error::Invalid(format!("there are no {len} bytes at {offset} of expert tensor {tensor}")));
+        };
+        io::read_range(&self.files, t.file, t.offset + offset, to).map_err(|source| Error::Read {
+            path: self.index.files[t.file as usize].path.clone(),
+            tensor: t.name.clone(),
+            expert: (offset / t.expert_bytes) as u32,
+            offset: t.offset + offset,
+            len,
+            why: why_unread(&source),
+        })?;
+        self.files.check(t.file)
     }
 
     /// Drops what the page cache holds of the model's files.

@@ -30,6 +30,10 @@ pub struct Phase {
     pub ask_ns: u64,
     /// Of these, for guessing.
     pub guess_ns: u64,
+    /// Nanoseconds of processor time, of all threads that compute, that went into what `ask_ns` counts and into what walkers
+    /// do who find nothing ready or look after the guesses: taking in what was read, and submitting more. 0 where the
+    /// system does not tell.
+    pub ask_cpu_ns: u64,
 }
 
 /// What was read, matrix by matrix of an expert, both phases together.
@@ -235,11 +239,17 @@ impl Stats {
         });
     }
 
-    /// Asking took so long, of which the guessing.
-    pub fn asked(&mut self, all: Duration, guessing: Duration) {
+    /// Asking took so long, of which the guessing, and so much processor time.
+    pub fn asked(&mut self, all: Duration, guessing: Duration, cpu: Duration) {
         let phase = self.phase();
         phase.ask_ns += all.as_nanos() as u64;
         phase.guess_ns += guessing.as_nanos() as u64;
+        phase.ask_cpu_ns += cpu.as_nanos() as u64;
+    }
+
+    /// A walker has reaped and submitted, in so much processor time.
+    pub fn reaped(&mut self, cpu: Duration) {
+        self.phase().ask_cpu_ns += cpu.as_nanos() as u64;
     }
 
     /// What a guess for the layer of `tensor` has brought, or is bringing, is needed.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use les::Error;
 use les::lookahead::trace::Reader;
-use les::lookahead::{LEAST_PROBABILITY, Recall, Reliability};
+use les::lookahead::{GateMass, LEAST_PROBABILITY, Recall, Reliability};
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
 use les::sched::{Request, Step};
@@ -162,6 +162,32 @@ fn guesses_are_traced_where_they_are_made() {
 }
 
 #[test]
+fn parts_of_tensors_are_read_for_copies() {
+    let file = file();
+    let bytes = std::fs::read(&file.path).unwrap();
+    let model = Model::open(&file.path).unwrap();
+    for (tensor, t) in model.index().tensors.iter().enumerate() {
+        let whole = t.expert_bytes as usize * 16;
+        for (offset, len) in [(0, whole), (7, 100), (whole - 1, 1), (whole, 0)] {
+            let mut to = vec![0; len];
+            model.read(tensor, offset as u64, &mut to).unwrap();
+            let at = t.offset as usize + offset;
+            assert!(to == bytes[at..at + len], "{len} bytes at {offset} of {}", t.name);
+        }
+        let past = model.read(tensor, whole as u64, &mut [0]).unwrap_err();
+        assert!(matches!(past, Error::Invalid(_)), "{past}");
+    }
+    std::fs::write(&file.path, &bytes[..bytes.len() - 1]).unwrap();
+    let last = model.index().tensors.len() - 1;
+    let whole = model.index().tensors[last].expert_bytes * 16;
+    assert!(matches!(
+        model.read(last, 0, &mut vec![0; whole as usize]),
+        Err(Error::Read { .. } | Error::Changed { .. })
+    ));
+    assert!(matches!(model.read(0, 0, &mut [0]), Err(Error::Changed { .. })));
+}
+
+#[test]
 fn predictions_are_counted_layer_by_layer() {
     let file = file();
     let mut model = Model::open(&file.path).unwrap();
@@ -175,8 +201,10 @@ fn predictions_are_counted_layer_by_layer() {
     }
     std::fs::write(&file.path, bytes).unwrap();
     model = Model::open(&file.path).unwrap();
-    let trace = Some(file.path.with_extension("trace"));
-    model.decide(&Options { lookahead: Some(2), trace, ..options(Mode::On, CacheSize::Min) }).unwrap();
+    let trace = file.path.with_extension("trace");
+    model
+        .decide(&Options { lookahead: Some(2), trace: Some(trace.clone()), ..options(Mode::On, CacheSize::Min) })
+        .unwrap();
     for _ in 0..50 {
         let row: Vec<f32> = (0..64).map(|_| random.f32() - 0.5).collect();
         for tensor in 0..model.index().tensors.len() {
@@ -209,6 +237,18 @@ fn predictions_are_counted_layer_by_layer() {
     let json = serde_json::to_value(&stats).unwrap();
     let sum: u64 = (0..4).map(|l| json["layers"][l]["guessed"].as_u64().unwrap()).sum();
     assert_eq!(json["guessed"], sum);
+    // the trace tells the same, pass by pass
+    drop(model);
+    let records: Vec<_> = Reader::open(&trace).unwrap().map(Result::unwrap).collect();
+    assert_eq!(records[1].outcomes.len(), 1, "the second layer has one before it");
+    for d in 0..2 {
+        let (mut recall, mut mass) = (Recall::default(), GateMass::default());
+        for outcome in records.iter().filter_map(|record| record.outcomes.get(d)) {
+            recall += outcome.recall;
+            mass += outcome.gate_mass;
+        }
+        assert_eq!((recall, mass), (stats.recall[d], stats.gate_mass[d]), "{d}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Models: open, ask, decide, start, close.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::mem::offset_of;
 use std::path::Path;
 
@@ -263,6 +263,37 @@ pub unsafe extern "C" fn les_model_decide(
     };
     // SAFETY: the caller vouches for `message`.
     unsafe { guard_telling(message, message_len, body) }
+}
+
+/// Reads `n` bytes at byte `offset` of tensor number `tensor` to `data`, from its file and past the cache: for copies of the
+/// model, whether or not it streams. On failure `les_model_last_error` tells why, and what `data` holds is undefined. Any
+/// thread.
+///
+/// # Safety
+/// `data` is NULL or writable for `n` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_read(
+    handle: *const LesModel,
+    tensor: u32,
+    offset: u64,
+    data: *mut c_void,
+    n: usize,
+) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        if data.is_null() {
+            return Err(LES_ERR_NULL);
+        }
+        if isize::try_from(n).is_err() {
+            return Err(LES_ERR_INVALID);
+        }
+        // SAFETY: not NULL, and the caller vouches for `n` bytes.
+        let to = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), n) };
+        ok(model.read(tensor as usize, offset, to).map_err(|e| {
+            model.set_last_error(e.to_string());
+            LesStatus::from(&e)
+        }))
+    })
 }
 
 /// Takes the memory and starts the I/O now; the first ticket does it otherwise. Any thread.

@@ -91,9 +91,13 @@ impl ExpertTensor {
             let why = "are not those of experts (columns, rows, experts); convert the model again";
             Some(format!("dimensions {:?} {why}", tensor.ne))
         } else if n_expert > MAX_EXPERTS {
-            Some(format!("it has {n_expert} experts, where llama.cpp takes up to {MAX_EXPERTS}"))
+            Some(format!(
+                "it has {n_expert} experts, where llama.cpp takes up to {MAX_EXPERTS}; give a model that it loads"
+            ))
         } else if layer >= MAX_LAYERS {
-            Some(format!("it is of layer {layer}, where llama.cpp takes up to {MAX_LAYERS} layers"))
+            Some(format!(
+                "it is of layer {layer}, where llama.cpp takes up to {MAX_LAYERS} layers; give a model that it loads"
+            ))
         } else {
             None
         };

@@ -3,7 +3,7 @@
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, within};
 
 /// Small enough to be cheap, large enough that a vocabulary takes few reads.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -46,6 +46,8 @@ impl<'a, R: Read + Seek> Reader<'a, R> {
     }
 
     fn io_error(&self, source: io::Error) -> Error {
+        let what = if self.within.is_empty() { "the beginning" } else { &self.within };
+        let source = within(what, self.pos, &source);
         Error::File { path: self.path.to_owned(), what: "read the header", source }
     }
 
@@ -119,5 +121,39 @@ impl<'a, R: Read + Seek> Reader<'a, R> {
             return Err(self.fail_at(at, &why));
         }
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A file of 100 bytes on a device that fails.
+    struct Broken;
+
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("device error"))
+        }
+    }
+
+    impl Seek for Broken {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            Ok(if to == SeekFrom::End(0) { 100 } else { 0 })
+        }
+    }
+
+    #[test]
+    fn a_read_that_fails_names_the_tensor_and_the_offset() {
+        let mut r = Reader::new(Broken, Path::new("m.gguf")).unwrap();
+        let text = r.u32().unwrap_err().to_string();
+        assert!(
+            text.contains("m.gguf: cannot read the header: the beginning at byte 0: device error; check"),
+            "{text}"
+        );
+        (r.within, r.pos) = ("tensor \"t\"".into(), 40);
+        let text = r.u64().unwrap_err().to_string();
+        assert!(text.contains("tensor \"t\" at byte 40: device error"), "{text}");
     }
 }

@@ -7,6 +7,7 @@ mod fault;
 mod files;
 mod flight;
 mod pread;
+mod range;
 #[cfg(test)]
 mod tests;
 #[cfg(target_os = "linux")]
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 
 pub use fault::{FaultEngine, FaultPlan};
 pub use files::Files;
+pub use range::read_range;
 
 use crate::error::{Error, Result};
 use crate::store::Arena;

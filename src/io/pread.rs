@@ -61,7 +61,11 @@ impl Pread {
             match builder.spawn(move || shared.work()) {
                 Ok(thread) => threads.push(thread),
                 Err(source) if threads.is_empty() => {
-                    return Err(Error::System { what: "start a reader thread", source });
+                    return Err(Error::System {
+                        what: "start a reader thread",
+                        remedy: "allow more threads (ulimit -u, or the control group's pids.max)",
+                        source,
+                    });
                 }
                 // Fewer readers are slower, not wrong.
                 Err(_) => break,
@@ -138,7 +142,7 @@ impl Shared {
             };
             for read in reads {
                 drop(state);
-                let result = catch_unwind(AssertUnwindSafe(|| self.read(read)))
+                let result = catch_unwind(AssertUnwindSafe(|| self::read(&self.files, &self.arena, read)))
                     .unwrap_or_else(|_| Err(io::Error::other("the reader thread panicked")));
                 state = self.state.lock();
                 state.done.push(Completion { token: read.token, result });
@@ -146,18 +150,19 @@ impl Shared {
             }
         }
     }
+}
 
-    fn read(&self, read: Read) -> io::Result<()> {
-        let mut flight = Flight::new(read);
-        loop {
-            let Rest { open, offset, len, to } = flight.rest(&self.files, &self.arena)?;
-            // SAFETY: `rest` has found room for `len` bytes at `to`, the arena lives as long as the pool, and the engine
-            // owns these bytes from submission to completion.
-            let attempt = unsafe { read_at(open.file(), to, len, offset) };
-            if let Next::Done(result) = flight.advance(attempt, open.step()) {
-                open.forget(read.offset, read.len);
-                return result;
-            }
+/// Does one read, whose bytes in the arena nobody else uses meanwhile.
+pub(super) fn read(files: &Files, arena: &Arena, read: Read) -> io::Result<()> {
+    let mut flight = Flight::new(read);
+    loop {
+        let Rest { open, offset, len, to } = flight.rest(files, arena)?;
+        // SAFETY: `rest` has found room for `len` bytes at `to` of the arena, which is borrowed; nobody else uses these
+        // bytes: they are the engine's from submission to completion, or all of the arena is the caller's.
+        let attempt = unsafe { read_at(open.file(), to, len, offset) };
+        if let Next::Done(result) = flight.advance(attempt, open.step()) {
+            open.forget(read.offset, read.len);
+            return result;
         }
     }
 }

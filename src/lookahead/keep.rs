@@ -13,6 +13,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::spread::mean_and_deviation;
+
 /// How much less a use is worth for each token that it lies ahead.
 const DISCOUNT: f32 = 0.84;
 /// So much of the picks' average stays at the next token; less as long as there were few, so that each begins as the mean
@@ -189,10 +191,7 @@ impl Layer {
 #[inline(always)]
 fn nearness(scores: &[f32], picked: impl Iterator<Item = f32>, out: &mut Vec<f32>) -> bool {
     let least = picked.filter(|s| s.is_finite()).fold(f32::INFINITY, f32::min);
-    let finite = |s: &f32| if s.is_finite() { *s } else { least };
-    let n = scores.len() as f32;
-    let mean = scores.iter().map(finite).sum::<f32>() / n;
-    let deviation = (scores.iter().map(|s| (finite(s) - mean).powi(2)).sum::<f32>() / n).sqrt();
+    let (_, deviation) = mean_and_deviation(scores);
     let scale = 1.0 / (NEAR * deviation);
     // not when nothing was picked, nor when all scores are the same
     if !scale.is_finite() {
@@ -320,6 +319,17 @@ mod tests {
             let values = keep.values(0);
             assert!((8..32).all(|e| values[3] > values[5] && values[5] > values[e]), "{values:?}");
         }
+    }
+
+    #[test]
+    fn masked_experts_are_as_far_as_can_be_and_do_not_move_the_others() {
+        let (mut plain, mut masked) = (Vec::new(), Vec::new());
+        assert!(nearness(&[3.0, 1.0, 0.0, -1.0], [3.0, 1.0].into_iter(), &mut plain));
+        let none = f32::NEG_INFINITY;
+        assert!(nearness(&[none, 3.0, 1.0, none, 0.0, -1.0], [3.0, 1.0].into_iter(), &mut masked));
+        assert!(masked[0] < 0.02 && masked[0] == masked[3], "{masked:?}");
+        assert_eq!([masked[1], masked[2], masked[4], masked[5]], plain[..]);
+        assert!(!nearness(&[none; 4], [none].into_iter(), &mut masked), "nothing is known");
     }
 
     #[test]

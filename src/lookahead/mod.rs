@@ -9,6 +9,7 @@ mod keep;
 mod predict;
 pub mod profile;
 mod router;
+mod spread;
 pub mod trace;
 
 use std::path::Path;
@@ -17,6 +18,7 @@ pub use calibration::{Reliability, expected_error};
 pub use keep::Keep;
 pub use predict::{GateMass, Guess, Recall};
 pub use router::{Input, Router};
+pub use spread::mean_and_deviation;
 
 use calibration::Calibration;
 use predict::Prediction;
@@ -24,7 +26,7 @@ use profile::Profile;
 
 use crate::error::Result;
 use crate::index::Index;
-use trace::{Record, Writer};
+use trace::{Outcome, Record, Writer};
 
 /// Of a batch of many tokens, so many of the last ones count: they are the ones that what follows is like.
 pub const WINDOW: usize = 32;
@@ -79,6 +81,8 @@ pub struct Lookahead {
     trace: Option<Writer>,
     /// For the trace, by distance: what was predicted last.
     traced: Vec<Vec<(u32, f32)>>,
+    /// Likewise: what became of the predictions for the pass that is under way.
+    outcomes: Vec<Outcome>,
     profile: Option<Profile>,
     /// `None` when nothing is ever evicted and nothing kept for the next run.
     keep: Option<Keep>,
@@ -145,6 +149,7 @@ impl Lookahead {
             trace,
             profile,
             traced: Vec::new(),
+            outcomes: vec![Outcome::default(); depth],
             input: Input::default(),
             scores: Vec::new(),
             row: Vec::new(),
@@ -195,7 +200,9 @@ impl Lookahead {
         let Some(at) = self.site_of[tensor] else { return Vec::new() };
         let site = &mut self.sites[at];
         for (d, prediction) in site.predictions.iter_mut().enumerate() {
-            prediction.settle(picks, &mut self.calibrations[d], &mut site.recalls[d]);
+            let recall = prediction.settle(picks, &mut self.calibrations[d]);
+            site.recalls[d] += recall;
+            self.outcomes[d] = Outcome { recall, ..Outcome::default() };
         }
         // a trace is for caches of every size
         let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS) || self.trace.is_some();
@@ -262,7 +269,9 @@ impl Lookahead {
         let rounded = |row: &[f32]| row.iter().copied().map(rounded).collect();
         let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
         let guesses = std::mem::take(&mut self.traced);
-        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores, guesses })
+        let known = self.outcomes.iter().rposition(|o| o.recall.picks > 0).map_or(0, |last| last + 1);
+        let outcomes = self.outcomes[..known].to_vec();
+        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores, guesses, outcomes })
     }
 
     /// The scores of the last rows, in `self.scores`.
@@ -284,8 +293,9 @@ impl Lookahead {
         }
         let mut weights = self.scores.clone();
         weights.chunks_exact_mut(router.n_expert()).for_each(|row| router.weights(row));
-        for (prediction, mass) in predictions.iter().zip(&mut self.gate_mass) {
-            prediction.weigh(picks, &weights, mass);
+        for ((prediction, mass), outcome) in predictions.iter().zip(&mut self.gate_mass).zip(&mut self.outcomes) {
+            outcome.gate_mass = prediction.weigh(picks, &weights);
+            *mass += outcome.gate_mass;
         }
     }
 

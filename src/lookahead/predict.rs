@@ -1,8 +1,9 @@
 //! Which experts a layer to come will pick: its router, applied to an earlier layer's input.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::calibration::{Calibration, Probabilities};
+use super::spread::mean_and_deviation;
 
 /// An expert that may be picked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,7 +15,7 @@ pub struct Guess {
 }
 
 /// How good the predictions were: picks that were among the `k` best scores, or the `2k` best, of all `picks`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recall {
     /// Picks that were predicted.
     pub picks: u64,
@@ -34,7 +35,7 @@ impl std::ops::AddAssign for Recall {
 
 /// How much of the weight that a router gave to its picks belongs to those that were predicted. Counted only where the
 /// layer's own scores are known.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct GateMass {
     /// Tokens and layers.
     pub tokens: u64,
@@ -42,6 +43,14 @@ pub struct GateMass {
     pub at_k: f64,
     /// Likewise, among twice as many.
     pub at_2k: f64,
+}
+
+impl std::ops::AddAssign for GateMass {
+    fn add_assign(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.at_k += other.at_k;
+        self.at_2k += other.at_2k;
+    }
 }
 
 /// What was predicted for one layer and is not yet known.
@@ -95,7 +104,7 @@ impl Prediction {
         }
         order.sort_unstable_by(falling);
         let least = scores[usize::from(order[n_used - 1])];
-        let deviation = deviation(scores);
+        let (_, deviation) = mean_and_deviation(scores);
         let inverse = if deviation > 0.0 { 1.0 / deviation } else { 0.0 };
         self.bins.extend(scores.iter().map(|s| Calibration::bin((s - least) * inverse).unwrap_or(NONE)));
         self.ranked.extend(order);
@@ -120,11 +129,12 @@ impl Prediction {
     }
 
     /// The router has picked `picks`, row by row. Teaches the calibration and counts, once.
-    pub(super) fn settle(&mut self, picks: &[i32], calibration: &mut Calibration, recall: &mut Recall) {
+    pub(super) fn settle(&mut self, picks: &[i32], calibration: &mut Calibration) -> Recall {
+        let mut recall = Recall::default();
         let rows = std::mem::take(&mut self.rows);
         self.came = rows > 0 && picks.len() == rows * self.n_used;
         if !self.came {
-            return;
+            return recall;
         }
         let mut picked = vec![false; self.n_expert];
         let best = self.ranked.len() / rows;
@@ -148,13 +158,15 @@ impl Prediction {
             }
             recall.picks += picks.len() as u64;
         }
+        recall
     }
 
     /// The router has given these `weights` to all experts when it picked `picks`, row by row. Counts what was predicted
     /// for the pass that was settled last.
-    pub(super) fn weigh(&self, picks: &[i32], weights: &[f32], mass: &mut GateMass) {
+    pub(super) fn weigh(&self, picks: &[i32], weights: &[f32]) -> GateMass {
+        let mut mass = GateMass::default();
         if !self.came || weights.len() * self.n_used != picks.len() * self.n_expert {
-            return;
+            return mass;
         }
         let rows = picks.len() / self.n_used;
         let rows = picks
@@ -172,19 +184,8 @@ impl Prediction {
                 mass.at_2k += f64::from(of(ranked) / all);
             }
         }
+        mass
     }
-}
-
-/// The standard deviation of what is finite.
-fn deviation(scores: &[f32]) -> f32 {
-    let (mut n, mut sum, mut squares) = (0.0_f32, 0.0_f32, 0.0_f32);
-    for &s in scores.iter().filter(|s| s.is_finite()) {
-        n += 1.0;
-        sum += s;
-        squares += s * s;
-    }
-    let mean = sum / n.max(1.0);
-    (squares / n.max(1.0) - mean * mean).max(0.0).sqrt()
 }
 
 #[cfg(test)]
@@ -198,18 +199,17 @@ mod tests {
         let mut calibration = Calibration::default();
         let guesses = p.guesses(&calibration, 0.4);
         assert_eq!(guesses.iter().map(|g| g.expert).collect::<Vec<_>>(), [1, 3, 7]);
-        let mut recall = Recall::default();
-        p.settle(&[1, 7], &mut calibration, &mut recall);
+        let recall = p.settle(&[1, 7], &mut calibration);
         assert_eq!(recall, Recall { picks: 2, at_k: 1, at_2k: 2 });
         assert_eq!(p.scores().map(<[f32]>::len), Some(8));
         // the next pass was not predicted
-        p.settle(&[1, 7], &mut calibration, &mut recall);
-        assert_eq!((recall.picks, p.scores()), (2, None));
+        let recall = p.settle(&[1, 7], &mut calibration);
+        assert_eq!((recall.picks, p.scores()), (0, None));
         // picks that do not fit the prediction are of another batch
         p.begin();
         p.push(&[0.0, 5.0, 1.0, 4.0, 0.5, 0.2, 0.1, 3.9], 2);
-        p.settle(&[1, 7, 3], &mut calibration, &mut recall);
-        assert_eq!((recall.picks, p.scores()), (2, None));
+        let recall = p.settle(&[1, 7, 3], &mut calibration);
+        assert_eq!((recall.picks, p.scores()), (0, None));
     }
 
     #[test]
@@ -220,13 +220,10 @@ mod tests {
         p.push(&row, 2);
         // among the best two, among the best four; neither
         let (picks, weights) = ([1, 7, 1, 5], [[0.0, 0.3, 0.0, 0.5, 0.0, 0.1, 0.0, 0.1]; 2].concat());
-        let mut mass = GateMass::default();
-        p.weigh(&picks, &weights, &mut mass);
-        assert_eq!(mass.tokens, 0, "nothing has come yet");
-        p.settle(&picks, &mut Calibration::default(), &mut Recall::default());
-        p.weigh(&picks, &weights[..8], &mut mass);
-        assert_eq!(mass.tokens, 0, "weights of one token do not tell of two");
-        p.weigh(&picks, &weights, &mut mass);
+        assert_eq!(p.weigh(&picks, &weights).tokens, 0, "nothing has come yet");
+        p.settle(&picks, &mut Calibration::default());
+        assert_eq!(p.weigh(&picks, &weights[..8]).tokens, 0, "weights of one token do not tell of two");
+        let mass = p.weigh(&picks, &weights);
         assert_eq!(mass.tokens, 2);
         assert!((mass.at_k - 1.5).abs() < 1e-6 && (mass.at_2k - 1.75).abs() < 1e-6, "{mass:?}");
     }
@@ -239,7 +236,7 @@ mod tests {
         let promised = p.guesses(&calibration, 0.0)[0].probability;
         // meanwhile other layers teach it otherwise
         (0..1000).for_each(|_| (0..24).for_each(|bin| calibration.learn(bin, 0.0, false)));
-        p.settle(&[0], &mut calibration, &mut Recall::default());
+        p.settle(&[0], &mut calibration);
         let after = calibration.reliability();
         let bin = after.iter().find(|bin| bin.picked == 1).copied().unwrap_or_default();
         assert_eq!((bin.margin, bin.predictions), (0.0, 1001), "the one that was picked was just above the margin");

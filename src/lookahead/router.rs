@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use half::{bf16, f16};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, within};
 use crate::index::{Gating, Index, Place, RouterPlaces, Rule};
 
 /// Larger routers are not copied: none is known.
@@ -188,7 +188,10 @@ fn floats(index: &Index, place: &Place) -> Result<Option<Vec<f32>>> {
             file.seek(SeekFrom::Start(place.offset))?;
             file.read_exact(&mut bytes)
         })
-        .map_err(|source| Error::File { path: path.clone(), what: "read a router", source })?;
+        .map_err(|source| {
+            let source = within(&place.name, place.offset, &source);
+            Error::File { path: path.clone(), what: "read a router", source }
+        })?;
     let halves = || bytes.as_chunks::<2>().0.iter();
     Ok(Some(match place.ty.0 {
         F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),

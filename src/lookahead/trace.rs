@@ -6,8 +6,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::predict::{GateMass, Recall};
 use crate::error::{Error, Result};
 use crate::index::Index;
 
@@ -50,12 +51,33 @@ pub struct Record {
     /// The router's picks, token by token.
     pub picks: Vec<i32>,
     /// What the experts were selected by, computed again with less precision: for each of the last tokens of the batch,
-    /// one score per expert. Empty where the router cannot be computed.
+    /// one score per expert. Empty where the router cannot be computed. Masked experts score negative infinity, which is
+    /// `null` in JSON.
+    #[serde(deserialize_with = "scores")]
     pub scores: Vec<Vec<f32>>,
     /// What was predicted here for the next layers, by distance, from 1: experts and how likely each is to be picked, the
     /// likeliest first, down to [`LEAST_PROBABILITY`]. Empty where nothing was: without lookahead, and for long batches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guesses: Vec<Vec<(u32, f32)>>,
+    /// What became of the predictions for this layer, by the distance from which they were made, from 1. Empty where there
+    /// were none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outcomes: Vec<Outcome>,
+}
+
+/// How good the predictions for one pass of a layer were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// By the number of picks.
+    pub recall: Recall,
+    /// By the router's weight.
+    pub gate_mass: GateMass,
+}
+
+fn scores<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<f32>>, D::Error> {
+    let rows = Vec::<Vec<Option<f32>>>::deserialize(from)?;
+    let masked = |score: Option<f32>| score.unwrap_or(f32::NEG_INFINITY);
+    Ok(rows.into_iter().map(|row| row.into_iter().map(masked).collect()).collect())
 }
 
 /// The layers of a model as a trace names them.
@@ -146,7 +168,8 @@ impl Iterator for Reader {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.line += 1;
-        let wrong = |why: String| Error::Invalid(format!("{}: line {}: {why}", self.path.display(), self.line));
+        let place = format!("{}: line {}", self.path.display(), self.line);
+        let wrong = |why: String| Error::Invalid(format!("{place}: {why}; the trace is damaged: make it again"));
         let text = match self.lines.next()? {
             Ok(text) => text,
             Err(e) => return Some(Err(failed(&self.path, "read the trace", e))),
@@ -196,6 +219,14 @@ mod tests {
         let text = r#"{"at":0,"rows":1,"picks":[0,3],"scores":[]}"#;
         let records = read(text).unwrap();
         assert_eq!(records[0].guesses, Vec::<Vec<(u32, f32)>>::new());
+        assert_eq!(serde_json::to_string(&records[0]).unwrap(), text);
+    }
+
+    #[test]
+    fn masked_scores_come_back() {
+        let text = r#"{"at":0,"rows":1,"picks":[0,3],"scores":[[1.5,null,null,0.5]]}"#;
+        let records = read(text).unwrap();
+        assert_eq!(records[0].scores, [[1.5, f32::NEG_INFINITY, f32::NEG_INFINITY, 0.5]]);
         assert_eq!(serde_json::to_string(&records[0]).unwrap(), text);
     }
 

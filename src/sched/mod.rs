@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::cputime;
+use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
 use crate::io::{Completion, Engine, Read};
 use crate::stats::Stats;
@@ -60,6 +61,18 @@ pub struct Streamer {
     starved: AtomicUsize,
     /// 1 while guesses wait for the device: then walkers look after it.
     hungry: AtomicUsize,
+    /// 1 while somebody reaps. Set only under the lock.
+    reaping: AtomicUsize,
+}
+
+/// Whose turn it is to reap. However it ends, by a panic too, it is somebody else's then.
+struct Turn<'a>(&'a Streamer);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.reaping.store(0, Ordering::SeqCst);
+        self.0.wake.notify_all();
+    }
 }
 
 struct Core {
@@ -69,7 +82,6 @@ struct Core {
     in_flight: usize,
     /// Reads that have ended, well or not.
     completions: u64,
-    reaping: bool,
     /// Counts the passes over the model.
     pass: u32,
     /// The first tensor of the layer that is computed: a layer that does not come after it begins a pass.
@@ -127,7 +139,6 @@ impl Streamer {
             queue: VecDeque::new(),
             in_flight: 0,
             completions: 0,
-            reaping: false,
             pass: 0,
             lead: usize::MAX,
             ahead: Ahead::new(n_blocks, n),
@@ -148,6 +159,7 @@ impl Streamer {
             lead_of,
             starved: AtomicUsize::new(0),
             hungry: AtomicUsize::new(0),
+            reaping: AtomicUsize::new(0),
         }
     }
 
@@ -166,9 +178,9 @@ impl Streamer {
         stats
     }
 
-    /// Counts the time that opening a ticket took, and the guessing in it.
-    pub fn asked(&self, all: Duration, guessing: Duration) {
-        self.core.lock().stats.asked(all, guessing);
+    /// Counts the time that opening a ticket took, the guessing in it, and its processor time.
+    pub fn asked(&self, all: Duration, guessing: Duration, cpu: Duration) {
+        self.core.lock().stats.asked(all, guessing, cpu);
     }
 
     /// What the experts of the layer that `tensor` leads are worth keeping, one value per expert.
@@ -266,52 +278,60 @@ impl Streamer {
     fn read_error(&self, core: &Core, block: BlockId, e: &std::io::Error) -> Error {
         let (t, range) = self.extent_of(core, block);
         let tensor = &self.index.tensors[t];
-        let why = match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                "the file ends before the expert does; it is truncated: download or copy it again".to_owned()
-            }
-            _ => format!("{e}; check the device and the file system"),
-        };
         Error::Read {
             path: self.index.files[tensor.file as usize].path.clone(),
             tensor: tensor.name.clone(),
             expert: block - core.store.plan().tensors[t].first_block,
             offset: range.offset + range.head,
             len: tensor.expert_bytes,
-            why,
+            why: why_unread(e),
         }
     }
 
     /// Waits until something may have changed: reaps completions, or sleeps while another walker does.
     fn wait<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.reaping || core.in_flight == 0 { self.wake.wait(core, REAP_SLICE) } else { self.reap(core, REAP_SLICE) }
+        if self.may_reap(&core) { self.walker_reaps(core, REAP_SLICE) } else { self.wake.wait(core, REAP_SLICE) }
     }
 
     /// Takes what has been completed, without waiting.
     fn poll<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.reaping || core.in_flight == 0 { core } else { self.reap(core, Duration::ZERO) }
+        if self.may_reap(&core) { self.reap(core, Duration::ZERO) } else { core }
     }
 
     /// While guesses wait for the device: gives it the next ones as soon as it has time, unless somebody else is at it.
     fn look_after(&self) {
         if self.hungry.load(Ordering::Relaxed) == 1
             && let Some(core) = self.core.try_lock()
+            && self.may_reap(&core)
         {
-            drop(self.poll(core));
+            drop(self.walker_reaps(core, Duration::ZERO));
         }
     }
 
+    /// As [`Streamer::reap`], and counts the processor time. What reaps while a ticket is opened is counted there.
+    fn walker_reaps<'a>(&'a self, core: MutexGuard<'a, Core>, limit: Duration) -> MutexGuard<'a, Core> {
+        let began = cputime::of_this_thread();
+        let mut core = self.reap(core, limit);
+        core.stats.reaped(cputime::of_this_thread().saturating_sub(began));
+        core
+    }
+
+    /// Whether there is something to reap, and nobody does.
+    fn may_reap(&self, core: &Core) -> bool {
+        core.in_flight > 0 && self.reaping.load(Ordering::SeqCst) == 0
+    }
+
     fn reap<'a>(&'a self, mut core: MutexGuard<'a, Core>, limit: Duration) -> MutexGuard<'a, Core> {
-        core.reaping = true;
+        self.reaping.store(1, Ordering::SeqCst);
+        let turn = Turn(self);
         let mut done = std::mem::take(&mut core.done);
         drop(core);
         self.engine.reap(limit, &mut done);
         let mut core = self.finish(&done);
-        core.reaping = false;
         done.clear();
         core.done = done;
         self.pump(&mut core);
-        self.wake.notify_all();
+        drop(turn);
         core
     }
 
@@ -356,7 +376,10 @@ impl Streamer {
     /// Why the read of `block` failed; the next request reads it again.
     fn failure(&self, core: &mut Core, block: BlockId) -> Arc<Error> {
         core.store.forgive(block);
-        core.errors.remove(&block).unwrap_or_else(|| Arc::new(Error::Invalid("a read failed".into())))
+        core.errors.remove(&block).unwrap_or_else(|| {
+            // another operation was told
+            Arc::new(self.read_error(core, block, &std::io::Error::other("a read has failed before")))
+        })
     }
 }
 

@@ -150,6 +150,15 @@ fn run(s: &Arc<Streamer>, shared: &Shared, tensor: usize, ids: &[i32]) -> Result
     walk(s, shared, &ticket)
 }
 
+/// Lets the device do all that it was given, and what it is given meanwhile.
+#[cfg(not(feature = "shuttle"))]
+fn settle(s: &Streamer) {
+    let mut core = s.core.lock();
+    while core.in_flight > 0 {
+        core = s.poll(core);
+    }
+}
+
 #[cfg(not(feature = "shuttle"))]
 mod guesses;
 mod layers;
@@ -189,6 +198,22 @@ mod sequential {
             assert_eq!(experts, (0..8).collect::<Vec<_>>());
         }
         assert!(slots < 24, "the test wants a small store");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_processor_time_of_walkers_who_reap_is_counted() {
+        let (s, shared) = streamer(Setup::default());
+        let cpu = || s.stats().decode.ask_cpu_ns;
+        run(&s, &shared, 0, &[2]).unwrap();
+        let reaped = cpu();
+        assert!(reaped > 0, "the walker has waited");
+        settle(&s);
+        run(&s, &shared, 0, &[2]).unwrap();
+        assert_eq!(cpu(), reaped, "all was there, and whoever opens the ticket counts that");
+        s.asked(Duration::from_nanos(7), Duration::from_nanos(5), Duration::from_nanos(6));
+        let decode = s.stats().decode;
+        assert_eq!((decode.ask_ns, decode.guess_ns, decode.ask_cpu_ns), (7, 5, reaped + 6));
     }
 
     #[test]
@@ -234,6 +259,17 @@ mod sequential {
         for _ in 0..3 {
             assert!(matches!(&*run(&s, &shared, 0, &[2]).unwrap_err(), Error::Changed { .. }));
         }
+    }
+
+    #[test]
+    fn after_a_panic_others_still_reap() {
+        let script: Script = Box::new(|i| if i == 1 { panic!("a defect") } else { Ok(()) });
+        let (s, shared) = streamer(Setup { script, ..Default::default() });
+        let panics = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&s, &shared, 0, &[2])));
+        assert!(panics().is_err());
+        assert!(s.may_reap(&s.core.lock()), "the turn is over, and the other reads are still under way");
+        assert_eq!(run(&s, &shared, 0, &[5, 1]).unwrap(), [1, 5]);
+        assert!([1, 5].iter().all(|&b| s.core.lock().store.pins(b) == 0));
     }
 
     #[test]

@@ -233,12 +233,18 @@ impl Ticket {
             if core.completions != progress.0 {
                 progress = (core.completions, Instant::now());
             } else if progress.1.elapsed() > STALL_LIMIT {
-                let error = Arc::new(Error::Stalled { seconds: STALL_LIMIT.as_secs() });
+                let error = Arc::new(self.stalled());
                 self.fail(error.clone());
                 return Err(error);
             }
             core = self.streamer.wait(core);
         }
+    }
+
+    fn stalled(&self) -> Error {
+        let tensor = &self.streamer.index.tensors[self.tensor];
+        let path = self.streamer.index.files[tensor.file as usize].path.clone();
+        Error::Stalled { path, tensor: tensor.name.clone(), seconds: STALL_LIMIT.as_secs() }
     }
 
     /// Hands out what has become ready, and asks again for what had no slot. Answers whether anything was handed out.

@@ -46,7 +46,8 @@ impl Arena {
     /// # Errors
     /// [`Error::System`] when the system refuses.
     pub fn new(bytes: usize) -> Result<Self> {
-        let failed = |source: io::Error| Error::System { what: "reserve the expert cache", source };
+        let remedy = "give a smaller --les-cache";
+        let failed = |source: io::Error| Error::System { what: "reserve the expert cache", remedy, source };
         let mut map = MmapOptions::new().len(bytes.max(1)).map_anon().map_err(failed)?;
         // Large pages make both the reads (fewer pages to pin) and the kernels (fewer TLB misses) cheaper. Not having
         // them is no error.

@@ -153,7 +153,7 @@ impl Plan {
     pub fn check(&self, budget: u64) -> Result<()> {
         let floor = self.floor_bytes();
         if self.n_blocks == 0 {
-            return Err(Error::Invalid("the model has no routed experts to stream".into()));
+            return Err(Error::Invalid("the model has no routed experts to stream; use --les off".into()));
         }
         if budget < floor {
             return Err(Error::Budget { budget, floor_mib: floor.div_ceil(1 << 20) });

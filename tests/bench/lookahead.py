@@ -82,7 +82,7 @@ def figures(text, stats, warm, reader_s=0.0):
     row = {"token_ms": token_ms, "bytes": d["bytes_read"] / tokens, "hit": d["hits"] / max(d["requests"], 1),
            "reader_ms": 1e3 * reader_s * (d["bytes_read"] / tokens) / max(all_bytes, 1),
            "cache_bytes": stats["cache_bytes"], "engine": stats["engine"]}
-    for key in ("wait", "ask", "guess"):
+    for key in ("wait", "ask", "guess", "ask_cpu"):
         row[f"{key}_ms"] = d[f"{key}_ns"] / tokens / 1e6
     for key in ("guessed", "guessed_in_time", "guessed_late", "guessed_wasted"):
         row[key] = d[key] / tokens
@@ -151,6 +151,7 @@ def compare(rows, compute_ms):
         line |= {f"MiB/token {way}": row["bytes"] / MIB, f"hit % {way}": 100 * row["hit"], f"wait ms {way}": row["wait_ms"],
                  f"ask ms {way}": row["ask_ms"]}
     line |= {"guess ms on": on["guess_ms"], "ask % of T on": 100 * on["ask_ms"] / on["token_ms"],
+             "ask CPU ms on": on["ask_cpu_ms"], "ask CPU % of T on": 100 * on["ask_cpu_ms"] / on["token_ms"],
              "guessed in time": on["guessed_in_time"], "guessed late": on["guessed_late"],
              "guessed wasted": on["guessed_wasted"], "MB/s": on["bandwidth"] / 1e6, "MB/s at depth 8": on["bandwidth_8"] / 1e6,
              "cache MiB": on["cache_bytes"] / MIB}

@@ -33,7 +33,7 @@ def counters(tokens, requests, hits, bytes_read, ns, steps, guessed):
     in_time, late, wasted = guessed
     return {"decode": {"tokens": tokens, "requests": requests, "hits": hits, "late": 0, "misses": requests - hits,
                        "bytes_read": bytes_read, "wait_ns": tokens * 30_000_000, "ask_ns": tokens * 4_000_000,
-                       "guess_ns": tokens * 3_000_000},
+                       "guess_ns": tokens * 3_000_000, "ask_cpu_ns": tokens * 5_000_000},
             "guessed": sum(guessed), "guessed_in_time": in_time, "guessed_late": late, "guessed_wasted": wasted,
             "decode_ns": ns, "decode_steps": steps}
 
@@ -46,7 +46,7 @@ STATS = {**counters(9, 900, 700, 4 * 300 * MIB + 5 * 60 * MIB, 4 * 400_000_000 +
 
 def row(token_ms, mib, **more):
     return {"token_ms": token_ms, "bytes": mib * MIB, "hit": 0.9, "reader_ms": 0.0, "cache_bytes": 1600 * MIB,
-            "wait_ms": 20, "ask_ms": 4.0, "guess_ms": 3.0, "guessed_in_time": 10.0, "guessed_late": 2.0,
+            "wait_ms": 20, "ask_ms": 4.0, "guess_ms": 3.0, "ask_cpu_ms": 5.0, "guessed_in_time": 10.0, "guessed_late": 2.0,
             "guessed_wasted": 1.0, "bandwidth": 1000.0 * MIB, "bandwidth_8": 900.0 * MIB, **more}
 
 
@@ -56,7 +56,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(r["token_ms"], 200)
         self.assertEqual(r["bytes"], 1500 * MIB / 9)
         self.assertAlmostEqual(r["hit"], 7 / 9)
-        self.assertEqual((r["wait_ms"], r["ask_ms"], r["guess_ms"]), (30, 4, 3))
+        self.assertEqual((r["wait_ms"], r["ask_ms"], r["guess_ms"], r["ask_cpu_ms"]), (30, 4, 3, 5))
         self.assertEqual((r["guessed"], r["guessed_in_time"], r["guessed_late"], r["guessed_wasted"]), (13, 10, 1, 2))
         # half of what was read was read for these tokens
         self.assertAlmostEqual(r["reader_ms"], 150 / 9)
@@ -100,6 +100,7 @@ class Rounds(unittest.TestCase):
         self.assertAlmostEqual(line["T on / larger"], 1.1)
         self.assertAlmostEqual(line["T off / T on"], 250 / 220)
         self.assertAlmostEqual(line["ask % of T on"], 100 * 4 / 220)
+        self.assertAlmostEqual(line["ask CPU % of T on"], 100 * 5 / 220)
         self.assertAlmostEqual(lookahead.compare(rows, 210)["T on / larger"], 220 / 210)
         alone = lookahead.compare(rows, None)
         self.assertAlmostEqual(alone["T on / T_io"], 1.1)

@@ -20,6 +20,7 @@ static void bad_model(struct les_model *handle, les_status expected) {
     STATUS(expected, les_model_info(handle, &info));
     STATUS(expected, les_model_find(handle, "blk.0.ffn_up_exps.weight", &number));
     STATUS(expected, les_model_tensor(handle, 0, &tensor));
+    STATUS(expected, les_model_read(handle, 0, 0, ids, sizeof(ids)));
     STATUS(expected, les_model_decide(handle, &params, &streams, &bytes, text, sizeof(text)));
     HAS(text, les_status_str(expected));
     text[0] = 0;
@@ -103,6 +104,11 @@ static void null_pointers(void) {
     STATUS(LES_ERR_NULL, les_model_find(model, NULL, &number));
     STATUS(LES_ERR_NULL, les_model_find(model, "blk.0.ffn_up_exps.weight", NULL));
     STATUS(LES_ERR_NULL, les_model_tensor(model, 0, NULL));
+    STATUS(LES_ERR_NULL, les_model_read(model, 0, 0, NULL, 1));
+    STATUS(LES_ERR_INVALID, les_model_read(model, 3 * N_LAYERS, 0, &number, sizeof(number)));
+    STATUS(LES_ERR_INVALID, les_model_read(model, 0, UINT64_MAX, &number, sizeof(number)));
+    STATUS(LES_ERR_INVALID, les_model_read(model, 0, 0, &number, SIZE_MAX));
+    HAS(last_error(model), "expert tensor 0");
     STATUS(LES_ERR_NULL, les_model_decide(model, NULL, &streams, &bytes, text, sizeof(text)));
     STATUS(LES_ERR_NULL, les_model_decide(model, &params, NULL, &bytes, text, sizeof(text)));
     STATUS(LES_ERR_NULL, les_model_decide(model, &params, &streams, NULL, text, sizeof(text)));

@@ -54,6 +54,10 @@ void test_models(void) {
             CHECK(tensor.offset + tensor.n_expert * tensor.expert_bytes <= size);
             uint32_t again = UINT32_MAX;
             STATUS(LES_OK, les_model_find(model, tensor.name, &again));
+            static char expert[1 << 20];
+            CHECK(tensor.expert_bytes <= sizeof(expert));
+            STATUS(LES_OK, les_model_read(model, number, 5 * tensor.expert_bytes, expert, tensor.expert_bytes));
+            CHECK(same_as_file(&tensor, 5, expert));
             CHECK(again == number);
             sum += tensor.n_expert * tensor.expert_bytes;
         }

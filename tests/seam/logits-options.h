@@ -14,6 +14,7 @@ struct options {
     std::string out;
     std::string lora;
     std::string load_mode;
+    std::string save;
     std::vector<int>         threads   = { 1 };
     std::vector<std::string> scenarios = { "decode", "prompt64", "prompt512", "embd", "seqs" };
     std::vector<std::string> env_other; // KEY=VALUE, set after the first model is loaded and before the other one
@@ -56,6 +57,7 @@ static void usage() {
         "  --no-repack                use_extra_bufts = false\n"
         "  --load-mode MODE           none, mmap, dio, .. (default: the library's)\n"
         "  --lora FILE\n"
+        "  --save FILE                afterwards, write the model out\n"
         "  --other MODEL              afterwards, run the scenarios on this model too, as other/..\n"
         "  --env-other KEY=VALUE      environment of the other model's load (empty value: unset)\n"
         "  --expect-decode-error      succeed only if a decode of the first model fails\n"
@@ -89,6 +91,7 @@ static options parse(int argc, char ** argv) {
         else if (a == "--no-repack")           { opt.repack       = false; }
         else if (a == "--load-mode")           { opt.load_mode    = value(); }
         else if (a == "--lora")                { opt.lora         = value(); }
+        else if (a == "--save")                { opt.save         = value(); }
         else if (a == "--other")               { opt.other        = value(); }
         else if (a == "--env-other")           { opt.env_other.push_back(value()); }
         else if (a == "--expect-decode-error") { opt.expect_error = true; }

@@ -473,6 +473,9 @@ int main(int argc, char ** argv) {
             }
         }
     }
+    if (!opt.save.empty()) {
+        llama_model_save_to_file(a.model, opt.save.c_str());
+    }
     if (b.model) {
         llama_model_free(b.model);
     }

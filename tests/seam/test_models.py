@@ -99,6 +99,23 @@ class Stats(unittest.TestCase):
 
 
 @unittest.skipIf(SELF, "LES only")
+class Copies(unittest.TestCase):
+    def saved(self, path, env):
+        """What llama_model_save_to_file writes."""
+        with tempfile.TemporaryDirectory() as tmp:
+            copy = Path(tmp, "copy.gguf")
+            harness.drive(PATCHED, f"{tmp}/out", ["-m", path, "--no-repack", "--load-mode", "none", "--scenarios", "decode",
+                                                  "--n-decode", "2", "--save", copy], env)
+            return copy.read_bytes()
+
+    def test_a_model_that_streams_can_be_written_out(self):
+        for path in (models.quantized("Q4_K_M"), models.sharded()):
+            with self.subTest(path):
+                plain = self.saved(path, {"LLAMA_ARG_LES": "off"})
+                self.assertGreater(len(plain), 32 << 20)
+                self.assertTrue(self.saved(path, harness.les("min")) == plain, "the copies differ")
+
+
 class WarmUp(unittest.TestCase):
     def bytes_read(self, *args):
         with tempfile.TemporaryDirectory() as tmp:

@@ -124,7 +124,9 @@ class Tools(unittest.TestCase):
         # the trace tells what was predicted, two layers ahead
         sim = harness.run([PATCHED.tool("les"), "sim", trace, "--lookahead=2", "--json"])
         self.assertEqual(sim.returncode, 0, sim.shown)
-        self.assertTrue(all("lookahead" in row for row in json.loads(sim.stdout)["rows"]))
+        told = json.loads(sim.stdout)
+        self.assertTrue(all("lookahead" in row for row in told["rows"]))
+        self.assertEqual([outcome["recall"] for outcome in told["outcomes"]], written["recall"])
 
     @unittest.skipIf(SELF, "LES only")
     def test_profile(self):

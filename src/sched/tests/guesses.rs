@@ -15,14 +15,6 @@ fn pins(s: &Streamer) -> u32 {
     (0..48).map(|b| core.store.pins(b)).sum()
 }
 
-/// Lets the device do all that it was given, and what it is given meanwhile.
-fn settle(s: &Streamer) {
-    let mut core = s.core.lock();
-    while core.in_flight > 0 {
-        core = s.poll(core);
-    }
-}
-
 #[test]
 fn guesses_are_read_part_by_part_after_what_is_needed() {
     let (s, shared) = streamer(Setup { depth: 2, spare_slots: 24, ..Default::default() });

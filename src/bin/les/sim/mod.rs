@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::ValueEnum;
-use les::lookahead::{LEAST_PROBABILITY, MAX_DEPTH};
+use les::lookahead::{LEAST_PROBABILITY, MAX_DEPTH, trace::Outcome};
 use les::store::{Lru, Policy, Valued};
 use serde::Serialize;
 
@@ -49,7 +49,8 @@ pub struct Args {
     /// How much of that is not for experts, in percent
     #[arg(long, value_name = "N%", default_value = "50%", value_parser = parse_part)]
     dense: f64,
-    /// Compare with reading ahead what was predicted for so many layers (1 when no number is given), and with an oracle
+    /// Tell how good the predictions were; compare with reading ahead what was predicted for so many layers (1 when no number
+    /// is given), and with an oracle
     #[arg(long, value_name = "LAYERS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     lookahead: Option<usize>,
     /// What is less likely is not read ahead
@@ -152,6 +153,9 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     lookahead: Option<usize>,
     threshold: f32,
+    /// What became of the predictions, one layer ahead, two, ...; empty where the trace does not tell.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    outcomes: &'a [Outcome],
     rows: &'a [Row],
 }
 
@@ -186,10 +190,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             device,
             lookahead,
             threshold,
+            outcomes: &trace.outcomes,
             rows: &rows,
         })?
     } else if ahead.is_some() {
-        table::lookahead(&rows)?
+        [table::outcomes(&trace.outcomes)?, table::lookahead(&rows)?].join("\n\n").trim_start().to_owned()
     } else {
         table::policies(&rows)?
     };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::ensure;
-use les::lookahead::trace::{Reader, Record};
+use les::lookahead::trace::{Outcome, Reader, Record};
 use serde::Serialize;
 
 use super::machine::Passed;
@@ -34,6 +34,8 @@ pub struct Trace {
     pub part_bytes: Vec<Vec<u64>>,
     /// The most experts that one pass of one token needs, over all layers.
     pub most_used: usize,
+    /// What became of the predictions, one layer ahead, two, ..., all passes together.
+    pub outcomes: Vec<Outcome>,
 }
 
 impl Trace {
@@ -46,6 +48,7 @@ impl Trace {
             n_expert: header.layers.iter().map(|l| l.n_expert as usize).collect(),
             part_bytes: header.layers.iter().map(|l| l.part_bytes.clone()).collect(),
             most_used: header.layers.iter().map(|l| l.n_used as usize).max().unwrap_or(1).max(1),
+            outcomes: Vec::new(),
         };
         for record in &mut reader {
             trace.push(record?)?;
@@ -66,6 +69,11 @@ impl Trace {
         let mut needs: Vec<u32> = record.picks.iter().filter_map(|&e| u32::try_from(e).ok()).collect();
         needs.sort_unstable();
         needs.dedup();
+        self.outcomes.resize_with(self.outcomes.len().max(record.outcomes.len()), Outcome::default);
+        for (sum, outcome) in self.outcomes.iter_mut().zip(&record.outcomes) {
+            sum.recall += outcome.recall;
+            sum.gate_mass += outcome.gate_mass;
+        }
         let (picks, scores, guesses) = (record.picks, record.scores.concat(), record.guesses);
         self.passes.push(Pass { at, token, rows, picks, needs, scores, guesses });
         Ok(())

@@ -2,6 +2,8 @@
 
 use std::fmt::{Error, Write as _};
 
+use les::lookahead::trace::Outcome;
+
 use super::Row;
 
 /// Both halves of every policy, without lookahead.
@@ -41,6 +43,23 @@ pub fn lookahead(rows: &[Row]) -> Result<String, Error> {
                 None => write!(out, "{gap}{:>6} {:>9} {:>8} {:>8}", "-", "-", "-", "-")?,
             }
         }
+    }
+    Ok(out)
+}
+
+/// What became of the predictions; empty where the trace does not tell.
+pub fn outcomes(outcomes: &[Outcome]) -> Result<String, Error> {
+    let mut out = String::new();
+    if outcomes.iter().all(|o| o.recall.picks == 0) {
+        return Ok(out);
+    }
+    let columns = format!("{:>10} {:>6} {:>6} {:>13} {:>6}", "picks", "at k", "at 2k", "weight: at k", "at 2k");
+    write!(out, "predicted{columns}")?;
+    for (distance, Outcome { recall, gate_mass }) in (1..).zip(outcomes) {
+        let part = |n: f64, all: u64| if all > 0 { format!("{:.1}%", 100.0 * n / all as f64) } else { "-".into() };
+        let [k, double] = [recall.at_k, recall.at_2k].map(|n| part(n as f64, recall.picks));
+        let [weight, double_weight] = [gate_mass.at_k, gate_mass.at_2k].map(|sum| part(sum, gate_mass.tokens));
+        write!(out, "\n{distance:>3} ahead{:>10} {k:>6} {double:>6} {weight:>13} {double_weight:>6}", recall.picks)?;
     }
     Ok(out)
 }

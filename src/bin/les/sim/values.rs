@@ -1,6 +1,6 @@
 //! What experts are worth keeping in the eyes of several methods: learned, by a fixed average, or by the future.
 
-use les::lookahead::Keep;
+use les::lookahead::{Keep, mean_and_deviation};
 
 use super::replay::{Pass, Trace};
 
@@ -57,6 +57,9 @@ impl Values for Future {
     }
 }
 
+/// What the score of a masked expert counts as, in standard deviations: less than others have.
+const MASKED: f32 = -5.0;
+
 /// What a fixed average is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
@@ -108,20 +111,37 @@ impl Values for Average {
 
 fn add(values: &mut [f32], keep: f32, signal: Signal, picks: &[i32], scores: &[f32]) {
     let mut put = |e: usize, x: f32| values[e] += (1.0 - keep) * (x - values[e]);
-    let n = scores.len() as f32;
     match signal {
         Signal::Picks => {
             values.iter_mut().for_each(|v| *v *= keep);
             picks.iter().for_each(|&e| values[e as usize] += 1.0 - keep);
         }
         Signal::Scores => {
-            let mean = scores.iter().sum::<f32>() / n;
-            let deviation = (scores.iter().map(|s| (s - mean).powi(2)).sum::<f32>() / n).sqrt();
-            scores.iter().enumerate().for_each(|(e, s)| put(e, (s - mean) / (deviation + 1e-6)));
+            let (mean, deviation) = mean_and_deviation(scores);
+            let standard = |s: f32| if s.is_finite() { (s - mean) / (deviation + 1e-6) } else { MASKED };
+            scores.iter().enumerate().for_each(|(e, &s)| put(e, standard(s)));
         }
         Signal::Near => {
             let least = picks.iter().map(|&e| scores[e as usize]).fold(f32::INFINITY, f32::min);
             scores.iter().enumerate().for_each(|(e, s)| put(e, 1.0 / (1.0 + (least - s).exp())));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_numbers_though_experts_are_masked() {
+        let none = f32::NEG_INFINITY;
+        for signal in [Signal::Picks, Signal::Scores, Signal::Near] {
+            let mut values = [0.0; 5];
+            for scores in [[3.0, 1.0, none, 0.0, none], [3.0, 1.0, 0.0, none, none]] {
+                add(&mut values, 0.8, signal, &[0, 1], &scores);
+            }
+            assert!(values.iter().all(|v| v.is_finite()), "{signal:?}: {values:?}");
+            assert!(values[0].min(values[1]) > values[2] && values[2] >= values[4], "{signal:?}: {values:?}");
         }
     }
 }

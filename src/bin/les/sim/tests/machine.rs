@@ -19,10 +19,13 @@ type Told<'a> = (&'a [i32], &'a [(u32, f32)]);
 fn trace(part_bytes: &[u64], passes: &[Told]) -> Trace {
     let n_expert = vec![8; 2];
     let part_bytes = vec![part_bytes.to_vec(); 2];
-    let mut trace = Trace { model: "test".into(), passes: vec![], n_expert, part_bytes, most_used: 2 };
+    let mut trace =
+        Trace { model: "test".into(), passes: vec![], n_expert, part_bytes, most_used: 2, outcomes: vec![] };
     for (i, (picks, guesses)) in passes.iter().enumerate() {
         let guesses = if guesses.is_empty() { vec![] } else { vec![guesses.to_vec()] };
-        trace.push(Record { at: (i % 2) as u32, rows: 1, picks: picks.to_vec(), scores: vec![], guesses }).unwrap();
+        let (scores, outcomes) = (vec![], vec![]);
+        let record = Record { at: (i % 2) as u32, rows: 1, picks: picks.to_vec(), scores, guesses, outcomes };
+        trace.push(record).unwrap();
     }
     trace
 }

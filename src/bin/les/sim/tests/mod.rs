@@ -19,11 +19,13 @@ fn path() -> PathBuf {
 /// Two layers; the picks of layers 0, 1, 0, 1, and so on.
 fn trace(n_expert: usize, picks: &[Vec<i32>]) -> Trace {
     let (model, part_bytes) = ("test".into(), vec![vec![10], vec![10, 10]]);
-    let mut trace = Trace { model, passes: vec![], n_expert: vec![n_expert; 2], part_bytes, most_used: 2 };
+    let mut trace =
+        Trace { model, passes: vec![], n_expert: vec![n_expert; 2], part_bytes, most_used: 2, outcomes: vec![] };
     for (i, picks) in picks.iter().enumerate() {
         let scores =
             vec![(0..n_expert as i32).map(|e| if picks.contains(&e) { 1.5 } else { -0.1 * e as f32 }).collect()];
-        let record = Record { at: (i % 2) as u32, rows: 1, picks: picks.clone(), scores, guesses: vec![] };
+        let (picks, guesses, outcomes) = (picks.clone(), vec![], vec![]);
+        let record = Record { at: (i % 2) as u32, rows: 1, picks, scores, guesses, outcomes };
         trace.push(record).unwrap();
     }
     trace
@@ -109,6 +111,26 @@ fn a_picture_and_a_table_of_everything() {
     // this trace has no guesses
     assert!(rows.iter().all(|r| r.lookahead.is_none() && r.oracle.is_some()));
     assert!(table::lookahead(&rows).unwrap().lines().next_back().unwrap().contains("   -         -        -"));
+}
+
+#[test]
+fn what_became_of_the_predictions_is_summed_up() {
+    use les::lookahead::{GateMass, Recall};
+    let mut trace = trace(8, &[]);
+    assert_eq!(table::outcomes(&trace.outcomes).unwrap(), "");
+    let near = Outcome {
+        recall: Recall { picks: 4, at_k: 3, at_2k: 4 },
+        gate_mass: GateMass { tokens: 2, at_k: 1.7, at_2k: 2.0 },
+    };
+    let far = Outcome { recall: Recall { picks: 4, at_k: 2, at_2k: 3 }, ..Outcome::default() };
+    for outcomes in [vec![near], vec![near, far], vec![]] {
+        let (scores, guesses) = (vec![], vec![]);
+        trace.push(Record { at: 0, rows: 2, picks: vec![0, 1, 2, 3], scores, guesses, outcomes }).unwrap();
+    }
+    let table = table::outcomes(&trace.outcomes).unwrap();
+    let cells: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(cells[0], ["1", "ahead", "8", "75.0%", "100.0%", "85.0%", "100.0%"]);
+    assert_eq!(cells[1], ["2", "ahead", "4", "50.0%", "75.0%", "-", "-"]);
 }
 
 #[test]
