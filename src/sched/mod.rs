@@ -314,7 +314,7 @@ impl Streamer {
 
     /// Gives `block` a slot that its read, a guess or one that is needed, will fill. Answers whether there was one.
     fn take_slot(&self, core: &mut Core, block: BlockId, guess: bool) -> Acquired {
-        let answer = core.store.acquire(block);
+        let answer = if guess { core.store.acquire_idle(block) } else { core.store.acquire(block) };
         if answer == Acquired::Reserved {
             core.asked[block as usize] = core.pass;
             self.arena.touched(core.store.take_fresh_bytes());

@@ -98,7 +98,8 @@ impl Ticket {
         })?;
         let mut guard = streamer.poll(streamer.core.lock());
         let core = &mut *guard;
-        core.begin(request.tensor, streamer.lead_of[request.tensor]);
+        let (passed, lead) = (core.lead, streamer.lead_of[request.tensor]);
+        core.begin(request.tensor, lead);
         let ticket = Self {
             first_block: core.store.plan().tensors[request.tensor].first_block,
             walkers: request.walkers,
@@ -118,6 +119,9 @@ impl Ticket {
             streamer: streamer.clone(),
         };
         let absent = ticket.pin_present(core, &experts);
+        if request.tensor == lead {
+            core.give_up_past(passed, lead, &experts);
+        }
         core.stats.operation(request.tensor, request.rows, experts.len(), absent);
         let along = streamer.touch_along(core, request.tensor, &experts);
         if let Err(error) = ticket.place(core, &mut ticket.walk.lock()) {
@@ -454,7 +458,8 @@ impl Streamer {
         for t in self.parts_from(tensor) {
             wanted[plan.tensors[t].class] += experts.len();
         }
-        if wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize) {
+        core.ahead.crowded = wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize);
+        if core.ahead.crowded {
             return Vec::new();
         }
         let mut absent = Vec::new();
