@@ -317,6 +317,7 @@ impl Model {
             lookahead.recalls().for_each(|(tensor, recalls)| stats.recalled(tensor, recalls));
             stats.gate_mass = lookahead.gate_mass().to_vec();
             stats.calibrated(lookahead.reliability());
+            [stats.batch, stats.history] = lookahead.foreseen();
             stats.profile_loaded = lookahead.knew();
         }
         Some(stats)

@@ -176,7 +176,7 @@ impl Prediction {
 }
 
 /// The standard deviation of what is finite.
-fn deviation(scores: &[f32]) -> f32 {
+pub(super) fn deviation(scores: &[f32]) -> f32 {
     let (mut n, mut sum, mut squares) = (0.0_f32, 0.0_f32, 0.0_f32);
     for &s in scores.iter().filter(|s| s.is_finite()) {
         n += 1.0;
