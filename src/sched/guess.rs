@@ -66,6 +66,11 @@ impl Ahead {
         }
     }
 
+    /// The next layer begins: guesses whose reads were not issued are too late.
+    pub(super) fn forget_queued(&mut self) {
+        self.queue.clear();
+    }
+
     /// `tensor` is being used.
     pub(super) fn use_tensor(&mut self, tensor: usize) {
         self.used[tensor] = true;

@@ -96,9 +96,14 @@ impl Ticket {
             expert,
             n_expert: tensor.n_expert(),
         })?;
-        let mut guard = streamer.poll(streamer.core.lock());
+        let lead = streamer.lead_of[request.tensor];
+        let mut guard = streamer.core.lock();
+        if request.tensor == lead {
+            guard.ahead.forget_queued();
+        }
+        guard = streamer.poll(guard);
         let core = &mut *guard;
-        let (passed, lead) = (core.lead, streamer.lead_of[request.tensor]);
+        let passed = core.lead;
         core.begin(request.tensor, lead);
         let ticket = Self {
             first_block: core.store.plan().tensors[request.tensor].first_block,

@@ -100,6 +100,20 @@ fn newer_guesses_replace_those_that_were_not_read_yet() {
 }
 
 #[test]
+fn what_was_guessed_and_not_read_before_its_layer_is_not_read_for_it() {
+    let (s, shared) = streamer(Setup { depth: 1, spare_slots: 24, ..Default::default() });
+    for tensor in 0..6 {
+        run(&s, &shared, tensor, &[0]).unwrap();
+    }
+    s.guess(0, &guesses(3, &[0, 1, 2, 3]));
+    let before = shared.order.lock().len();
+    run(&s, &shared, 3, &[0]).unwrap();
+    settle(&s);
+    assert_eq!(shared.order.lock().len(), before, "the layer has all that it wants");
+    assert_eq!(shared.order.lock().last(), Some(&25), "one guess was under way");
+}
+
+#[test]
 fn slots_of_guesses_go_to_those_who_need_them() {
     let all: Vec<i32> = (0..8).collect();
     let (s, shared) = streamer(Setup::default());
