@@ -222,13 +222,17 @@ fn batches_and_the_first_layer_of_the_next_pass_are_foreseen() {
     let routers: Vec<Router> =
         model.index().routers.iter().map(|places| Router::load(model.index(), places).unwrap().unwrap()).collect();
     let (mut input, mut scores) = (Input::default(), Vec::new());
-    // answers how many experts the layers after the first have wanted
-    let mut pass = |states: &[Vec<f32>], known: bool| {
+    // the last layer is computed for the last `outputs` tokens; answers how many experts the layers after the first have wanted
+    let mut pass = |states: &[Vec<f32>], known: bool, outputs: usize| {
         let (mut wanted, mut ids, mut rows) = (0, Vec::new(), Vec::new());
         for tensor in 0..model.index().tensors.len() {
             let leads = model.index().leads(tensor);
             let layer = model.index().tensors[tensor].layer as usize;
             let router = &routers[layer];
+            let states = &states[if layer == 7 { states.len() - outputs } else { 0 }..];
+            if states.is_empty() {
+                continue;
+            }
             if leads {
                 ids.clear();
                 let of = |state: &Vec<f32>| state.iter().zip(&router.norm).map(|(x, norm)| x * norm).collect();
@@ -253,7 +257,9 @@ fn batches_and_the_first_layer_of_the_next_pass_are_foreseen() {
         (0..n).map(|_| like.iter().map(|x| x + random.f32() - 0.5).collect()).collect()
     };
     let n_embd = routers[0].n_embd();
-    let wanted: u64 = (0..10).map(|_| pass(&states(12, &vec![0.0; n_embd]), true)).sum();
+    let zeros = vec![0.0; n_embd];
+    pass(&states(12, &zeros), false, 12);
+    let wanted: u64 = (0..10).map(|_| pass(&states(12, &zeros), true, 12)).sum();
     let stats = model.stats().unwrap();
     let batch = &stats.batch.recall;
     assert_eq!((batch.picks, stats.history.recall.picks), (wanted, 0));
@@ -262,12 +268,23 @@ fn batches_and_the_first_layer_of_the_next_pass_are_foreseen() {
     assert!(stats.reads.guessed > 100 && stats.reads.guessed_wasted * 5 < stats.reads.guessed, "{:?}", stats.reads);
     let off = expected_error(stats.batch.calibration.iter());
     assert!(off.is_some_and(|off| off < 0.1), "{:?}", stats.batch.calibration);
-    pass(&states(12, &vec![0.0; n_embd]), false);
+    pass(&states(12, &zeros), false, 12);
     assert_eq!(model.stats().unwrap().batch, stats.batch, "of tokens that nobody knows nothing is said");
+    let guessed = |layer: usize| model.stats().unwrap().layers[layer].reads.guessed;
+    for outputs in [1, 0] {
+        pass(&states(12, &zeros), true, outputs);
+        let before = [guessed(6), guessed(7)];
+        for _ in 0..4 {
+            pass(&states(12, &zeros), true, outputs);
+        }
+        assert!(guessed(6) > before[0] && guessed(7) == before[1], "{outputs} outputs");
+        pass(&states(12, &zeros), true, 12);
+    }
+    let stats = model.stats().unwrap();
 
-    let text: Vec<f32> = states(1, &vec![0.0; n_embd]).concat().iter().map(|x| 4.0 * x).collect();
+    let text: Vec<f32> = states(1, &zeros).concat().iter().map(|x| 4.0 * x).collect();
     for _ in 0..25 {
-        pass(&states(1, &text), true);
+        pass(&states(1, &text), true, 1);
     }
     let after = model.stats().unwrap();
     let history = &after.history.recall;

@@ -67,6 +67,8 @@ struct Site {
     predictions: Vec<Prediction>,
     /// By distance: how good they were.
     recalls: Vec<Recall>,
+    /// It was last applied to all tokens of a batch. The last layer often is not: only some have an output.
+    whole: bool,
 }
 
 /// The routers of a model, and what they did. Not for several threads at once.
@@ -84,6 +86,8 @@ pub struct Lookahead {
     batches: Forecasts,
     /// For the first layers, of the next pass.
     history: Forecasts,
+    /// The layer that was computed last, and its tokens.
+    before: (usize, usize),
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
@@ -134,8 +138,12 @@ impl Lookahead {
                 factors,
                 predictions: Vec::new(),
                 recalls: vec![Recall::default(); depth],
+                whole: true,
             });
             n_expert.push(t.n_expert() as usize);
+        }
+        if let Some(last) = sites.last_mut() {
+            last.whole = false;
         }
         for site in &mut sites {
             site.predictions.resize_with(depth, Prediction::default);
@@ -153,6 +161,7 @@ impl Lookahead {
             gate_mass: vec![GateMass::default(); depth],
             batches: Forecasts::default(),
             history: Forecasts::default(),
+            before: (0, 0),
             needless: 0,
             keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
@@ -216,6 +225,10 @@ impl Lookahead {
         for (d, prediction) in site.predictions.iter_mut().enumerate() {
             prediction.settle(picks, &mut self.calibrations[d], &mut site.recalls[d]);
         }
+        let (before, n_before) = std::mem::replace(&mut self.before, (at, n_rows));
+        if let Some(next) = self.sites.get_mut(before + 1).filter(|_| n_before > MOST_ROWS) {
+            next.whole = (before + 1, n_before) == (at, n_rows);
+        }
         self.batches.settle(at, n_rows, picks);
         self.history.settle(at, n_rows, picks);
         // a trace is for caches of every size
@@ -246,9 +259,10 @@ impl Lookahead {
         }
     }
 
-    /// What the layer `at` will need, whose router is applied to a sample of `rows`: those of the layer before it.
+    /// What the layer `at` will need, whose router is applied to a sample of `rows`: those of the layer before it. `None`
+    /// where they are not known, or are not expected to come.
     fn predict_batch(&mut self, at: usize, rows: &[&[f32]]) -> Option<Guesses> {
-        let site = self.sites.get(at).filter(|_| !rows.is_empty())?;
+        let site = self.sites.get(at).filter(|site| site.whole && !rows.is_empty())?;
         let (router, factor) = (site.router.as_ref()?, site.factors.first()?);
         self.sample.begin();
         for row in (0..MOST_ROWS).filter_map(|i| rows.get(i * rows.len() / MOST_ROWS)) {
