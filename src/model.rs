@@ -260,15 +260,14 @@ impl Model {
     /// As [`Ticket::open`] and [`Model::streamer`]; [`Error::NotANumber`] when one is not.
     pub fn ticket(&self, request: Request, input: &[&[f32]]) -> Result<Ticket> {
         // first the reads, then, while they are under way, the rest; dropping the ticket gives back what it holds
-        let (began, cpu) = (Instant::now(), cputime::of_this_thread());
+        let asking = Asking::begin();
         let ticket = Ticket::open(self.streamer()?.clone(), request)?;
         let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
             self.check_input(request.tensor, input)?;
             guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input)?;
         }
-        let cpu = cputime::of_this_thread().saturating_sub(cpu);
-        ticket.streamer().asked(began.elapsed(), guessing, cpu);
+        asking.end(ticket.streamer(), guessing);
         Ok(ticket)
     }
 
@@ -277,10 +276,10 @@ impl Model {
     /// # Errors
     /// As [`Layer::open`] and [`Model::ticket`].
     pub fn layer(&self, request: LayerRequest, input: &[&[f32]]) -> Result<Option<Layer>, Arc<Error>> {
-        let began = Instant::now();
+        let asking = Asking::begin();
         let Some(layer) = Layer::open(self.streamer()?.clone(), request)? else { return Ok(None) };
         self.check_input(layer.lead(), input)?;
-        layer.streamer().asked(began.elapsed(), Duration::ZERO);
+        asking.end(layer.streamer(), Duration::ZERO);
         Ok(Some(layer))
     }
 
@@ -291,7 +290,7 @@ impl Model {
     /// # Errors
     /// [`Error::File`] when the trace cannot be written.
     pub fn attend(&self, layer: &Layer, wave: u32, picks: &[i32], rows: usize, input: &[&[f32]]) -> Result<()> {
-        let began = Instant::now();
+        let asking = Asking::begin();
         if wave == 0 {
             layer.read();
         }
@@ -299,7 +298,7 @@ impl Model {
         if wave == u32::from(!layer.whole()) {
             guessing = self.look_ahead(layer.streamer(), layer.lead(), picks, rows, input)?;
         }
-        layer.streamer().asked(began.elapsed(), guessing);
+        asking.end(layer.streamer(), guessing);
         Ok(())
     }
 
@@ -390,6 +389,7 @@ impl Model {
             lookahead.recalls().for_each(|(tensor, recalls)| stats.recalled(tensor, recalls));
             stats.gate_mass = lookahead.gate_mass().to_vec();
             stats.calibrated(lookahead.reliability());
+            [stats.batch, stats.history] = lookahead.foreseen();
             stats.profile_loaded = lookahead.knew();
         }
         Some(stats)
@@ -403,6 +403,23 @@ impl Model {
     /// What went wrong last; empty if nothing did.
     pub fn last_error(&self) -> String {
         self.last_error.lock().clone()
+    }
+}
+
+/// The time that asking for experts takes.
+struct Asking {
+    began: Instant,
+    cpu: Duration,
+}
+
+impl Asking {
+    fn begin() -> Self {
+        Self { began: Instant::now(), cpu: cputime::of_this_thread() }
+    }
+
+    /// Counts it; `guessing` is a part of it.
+    fn end(self, streamer: &Streamer, guessing: Duration) {
+        streamer.asked(self.began.elapsed(), guessing, cputime::of_this_thread().saturating_sub(self.cpu));
     }
 }
 

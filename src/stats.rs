@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::index::Index;
-use crate::lookahead::{GateMass, Recall, Reliability, expected_error};
+use crate::lookahead::{Foreseen, GateMass, Recall, Reliability, expected_error};
 use crate::store::Plan;
 
 /// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
@@ -129,6 +129,10 @@ pub struct Stats {
     /// By how much the probabilities in `calibration` were off, on average over its predictions (the expected calibration
     /// error). None without predictions.
     pub calibration_error: Option<f64>,
+    /// How good the predictions for batches of many tokens were, one layer ahead, from a sample of their tokens.
+    pub batch: Foreseen,
+    /// How good the predictions for the first layers of the next pass were, from what they had picked before.
+    pub history: Foreseen,
     /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
     pub decode_ns: u64,
     /// Steps in `decode_ns`.
@@ -184,6 +188,8 @@ impl Stats {
             gate_mass: Vec::new(),
             calibration: Vec::new(),
             calibration_error: None,
+            batch: Foreseen::default(),
+            history: Foreseen::default(),
             decode_ns: 0,
             decode_steps: 0,
             marks: Vec::new(),

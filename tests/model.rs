@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use les::Error;
 use les::lookahead::trace::Reader;
-use les::lookahead::{GateMass, LEAST_PROBABILITY, Recall, Reliability};
+use les::lookahead::{GateMass, Input, LEAST_PROBABILITY, Recall, Reliability, Router, expected_error};
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
 use les::sched::{Request, Step};
@@ -251,6 +251,89 @@ fn predictions_are_counted_layer_by_layer() {
     }
 }
 
+/// Passes over the bundled model, whose hidden state no layer changes and whose picks are its routers'.
+#[test]
+fn batches_and_the_first_layer_of_the_next_pass_are_foreseen() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::open(&PathBuf::from("tests/data/docmoe-53m-q4_k_m.gguf")).unwrap();
+    // with a trace every layer is predicted, also when all of it is in memory
+    let trace = Some(dir.path().join("trace"));
+    model.decide(&Options { trace, ..options(Mode::On, CacheSize::Part(0.5)) }).unwrap();
+    let routers: Vec<Router> =
+        model.index().routers.iter().map(|places| Router::load(model.index(), places).unwrap().unwrap()).collect();
+    let (mut input, mut scores) = (Input::default(), Vec::new());
+    // the last layer is computed for the last `outputs` tokens; answers how many experts the layers after the first have wanted
+    let mut pass = |states: &[Vec<f32>], known: bool, outputs: usize| {
+        let (mut wanted, mut ids, mut rows) = (0, Vec::new(), Vec::new());
+        for tensor in 0..model.index().tensors.len() {
+            let leads = model.index().leads(tensor);
+            let layer = model.index().tensors[tensor].layer as usize;
+            let router = &routers[layer];
+            let states = &states[if layer == 7 { states.len() - outputs } else { 0 }..];
+            if states.is_empty() {
+                continue;
+            }
+            if leads {
+                ids.clear();
+                let of = |state: &Vec<f32>| state.iter().zip(&router.norm).map(|(x, norm)| x * norm).collect();
+                rows = states.iter().map(of).collect::<Vec<Vec<f32>>>();
+                for row in &rows {
+                    input.set(row, &[]);
+                    router.scores(&input, &mut scores);
+                    let mut order: Vec<i32> = (0..scores.len() as i32).collect();
+                    order.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize]));
+                    ids.extend_from_slice(&order[..model.index().n_expert_used as usize]);
+                }
+            }
+            let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).take(if known { states.len() } else { 0 }).collect();
+            let ticket = model.ticket(Request { tensor, ids: &ids, rows: states.len(), walkers: 1 }, &rows).unwrap();
+            let experts = (0..).take_while(|&i| ticket.next(i).unwrap() != Step::End).count() as u64;
+            wanted += if leads && layer > 0 { experts } else { 0 };
+        }
+        wanted
+    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut states = |n: usize, like: &[f32]| -> Vec<Vec<f32>> {
+        (0..n).map(|_| like.iter().map(|x| x + random.f32() - 0.5).collect()).collect()
+    };
+    let n_embd = routers[0].n_embd();
+    let zeros = vec![0.0; n_embd];
+    pass(&states(12, &zeros), false, 12);
+    let wanted: u64 = (0..10).map(|_| pass(&states(12, &zeros), true, 12)).sum();
+    let stats = model.stats().unwrap();
+    let batch = &stats.batch.recall;
+    assert_eq!((batch.picks, stats.history.recall.picks), (wanted, 0));
+    // eight of twelve tokens were looked at, and the more likely experts are wanted more often
+    assert!(batch.at_k as f64 > 0.75 * wanted as f64 && batch.at_k < batch.at_2k, "{batch:?}");
+    assert!(stats.reads.guessed > 100 && stats.reads.guessed_wasted * 5 < stats.reads.guessed, "{:?}", stats.reads);
+    let off = expected_error(stats.batch.calibration.iter());
+    assert!(off.is_some_and(|off| off < 0.1), "{:?}", stats.batch.calibration);
+    pass(&states(12, &zeros), false, 12);
+    assert_eq!(model.stats().unwrap().batch, stats.batch, "of tokens that nobody knows nothing is said");
+    let guessed = |layer: usize| model.stats().unwrap().layers[layer].reads.guessed;
+    for outputs in [1, 0] {
+        pass(&states(12, &zeros), true, outputs);
+        let before = [guessed(6), guessed(7)];
+        for _ in 0..4 {
+            pass(&states(12, &zeros), true, outputs);
+        }
+        assert!(guessed(6) > before[0] && guessed(7) == before[1], "{outputs} outputs");
+        pass(&states(12, &zeros), true, 12);
+    }
+    let stats = model.stats().unwrap();
+
+    let text: Vec<f32> = states(1, &zeros).concat().iter().map(|x| 4.0 * x).collect();
+    for _ in 0..25 {
+        pass(&states(1, &text), true, 1);
+    }
+    let after = model.stats().unwrap();
+    let history = &after.history.recall;
+    assert_eq!((&after.batch, history.picks), (&stats.batch, 24 * u64::from(model.index().n_expert_used)));
+    assert!(2 * history.at_k > history.picks && history.at_k < history.at_2k, "{history:?}");
+    assert!(after.history.calibration.iter().any(|bin| bin.promised >= f64::from(LEAST_PROBABILITY)));
+    assert!(after.layers[0].recall.iter().all(|recall| recall.picks == 0), "no router has foreseen it");
+}
+
 #[test]
 fn what_was_learned_is_there_the_next_time() {
     let file = file();
@@ -296,10 +379,7 @@ fn the_fuzz_seed_is_a_profile() {
     model.decide(&Options { profile: Some(profile.clone()), ..options(Mode::On, CacheSize::Min) }).unwrap();
     for id in [0, 1, 0, 2, 0] {
         let row: Vec<f32> = (0..64).map(|i| (i % 7) as f32 - 3.0).collect();
-        model
-            .ticket(Request { tensor: 0, ids: &[id], rows: 1, walkers: 1 }, &[&row[..]])
-            .map(drop)
-            .unwrap();
+        model.ticket(Request { tensor: 0, ids: &[id], rows: 1, walkers: 1 }, &[&row[..]]).map(drop).unwrap();
     }
     model.save_profile().unwrap();
     let seed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/profile/seed-1");

@@ -7,6 +7,10 @@ const BINS: usize = 24;
 /// The margin at which the first bin begins. What is below it is as good as never picked.
 const LEAST: f32 = -1.0;
 const WIDTH: f32 = 0.125;
+/// Before anything is known, the logarithm of the odds grows by so much per margin.
+const SLOPE: f32 = 4.0;
+/// The largest logarithm of odds that is told from others.
+const FARTHEST: f32 = 32.0;
 /// A bin begins as if it had seen so many.
 const PRIOR: f32 = 4.0;
 /// A bin that has seen so many forgets half of them: what holds now counts.
@@ -51,7 +55,7 @@ pub struct Calibration {
 impl Default for Calibration {
     fn default() -> Self {
         let margin = |bin: usize| LEAST + (bin as f32 + 0.5) * WIDTH;
-        let prior = |bin| PRIOR / (1.0 + (-4.0 * margin(bin)).exp());
+        let prior = |bin| PRIOR / (1.0 + (-SLOPE * margin(bin)).exp());
         Self { picked: std::array::from_fn(prior), seen: [PRIOR; BINS], run: no_predictions() }
     }
 }
@@ -65,6 +69,16 @@ impl Calibration {
     /// The bin of `margin`, in standard deviations of the scores; `None` below the first one.
     pub fn bin(margin: f32) -> Option<u8> {
         (margin >= LEAST).then(|| (((margin - LEAST) / WIDTH) as usize).min(BINS - 1) as u8)
+    }
+
+    /// The bin that believes `probability` before it has learned anything; `None` when that is as good as 0.
+    pub fn bin_of(probability: f32) -> Option<u8> {
+        Self::bin((probability / (1.0 - probability)).ln() / SLOPE)
+    }
+
+    /// The logarithm of how likely an expert of this margin is not to be picked, before anything is known.
+    pub fn ln_missed(margin: f32) -> f32 {
+        -(SLOPE * margin).min(FARTHEST).exp().ln_1p()
     }
 
     /// Whether this can have been learned: what is read from a file must be asked.
@@ -152,5 +166,19 @@ mod tests {
         assert_eq!(Calibration::bin(-1.0), Some(0));
         assert_eq!(Calibration::bin(0.0), Some(8));
         assert_eq!(Calibration::bin(1e30), Some(BINS as u8 - 1));
+    }
+
+    #[test]
+    fn a_probability_goes_to_the_bin_that_begins_with_it() {
+        let c = Calibration::default();
+        for p in [0.02, 0.2, 0.5, 0.61, 0.9, 0.99] {
+            let said = of(&c, Calibration::bin_of(p).unwrap());
+            assert!((said - p).abs() < 0.07, "{said} for {p}");
+            let margin = (p / (1.0 - p)).ln() / SLOPE;
+            assert!((Calibration::ln_missed(margin).exp() - (1.0 - p)).abs() < 1e-5);
+        }
+        assert_eq!((Calibration::bin_of(0.0), Calibration::bin_of(f32::NAN)), (None, None));
+        assert_eq!(Calibration::bin_of(1.0), Some(BINS as u8 - 1));
+        assert!(Calibration::ln_missed(1e30).is_finite() && Calibration::ln_missed(-1e30) == 0.0);
     }
 }

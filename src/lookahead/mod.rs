@@ -3,8 +3,12 @@
 //! The input of a layer's experts is close to that of the next layer's: the hidden state between them changes little. So
 //! the next layer's router is applied to it, and what it picks is read while this layer still computes. Hints only:
 //! which experts are used is decided by the model's own router.
+//!
+//! Of a batch of many tokens a few are looked at. The first layer has none before it: what it picked lately is what is
+//! known of its next picks.
 
 mod calibration;
+mod forecast;
 mod keep;
 mod predict;
 pub mod profile;
@@ -15,12 +19,14 @@ pub mod trace;
 use std::path::Path;
 
 pub use calibration::{Reliability, expected_error};
+pub use forecast::Foreseen;
 pub use keep::Keep;
 pub use predict::{GateMass, Guess, Recall};
 pub use router::{Input, Router};
 pub use spread::mean_and_deviation;
 
 use calibration::Calibration;
+use forecast::{Forecasts, Sample};
 use predict::Prediction;
 use profile::Profile;
 
@@ -30,7 +36,7 @@ use trace::{Outcome, Record, Writer};
 
 /// Of a batch of many tokens, so many of the last ones count: they are the ones that what follows is like.
 pub const WINDOW: usize = 32;
-/// Batches of more tokens want nearly every expert: nothing is predicted for them.
+/// Of a batch of more tokens so many are looked at, which stand for all.
 const MOST_ROWS: usize = 8;
 /// Layers to look ahead when nothing else is said.
 pub const DEFAULT_DEPTH: usize = 1;
@@ -63,6 +69,8 @@ struct Site {
     predictions: Vec<Prediction>,
     /// By distance: how good they were.
     recalls: Vec<Recall>,
+    /// It was last applied to all tokens of a batch. The last layer often is not: only some have an output.
+    whole: bool,
 }
 
 /// The routers of a model, and what they did. Not for several threads at once.
@@ -76,6 +84,12 @@ pub struct Lookahead {
     calibrations: Vec<Calibration>,
     /// By distance.
     gate_mass: Vec<GateMass>,
+    /// For batches of more than [`MOST_ROWS`] tokens.
+    batches: Forecasts,
+    /// For the first layers, of the next pass.
+    history: Forecasts,
+    /// The layer that was computed last, and its tokens.
+    before: (usize, usize),
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
@@ -90,6 +104,7 @@ pub struct Lookahead {
     /// Row by row, of one layer.
     scores: Vec<f32>,
     row: Vec<f32>,
+    sample: Sample,
 }
 
 impl Lookahead {
@@ -127,8 +142,12 @@ impl Lookahead {
                 factors,
                 predictions: Vec::new(),
                 recalls: vec![Recall::default(); depth],
+                whole: true,
             });
             n_expert.push(t.n_expert() as usize);
+        }
+        if let Some(last) = sites.last_mut() {
+            last.whole = false;
         }
         for site in &mut sites {
             site.predictions.resize_with(depth, Prediction::default);
@@ -144,6 +163,9 @@ impl Lookahead {
             depth,
             calibrations,
             gate_mass: vec![GateMass::default(); depth],
+            batches: Forecasts::default(),
+            history: Forecasts::default(),
+            before: (0, 0),
             needless: 0,
             keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
@@ -153,6 +175,7 @@ impl Lookahead {
             input: Input::default(),
             scores: Vec::new(),
             row: Vec::new(),
+            sample: Sample::default(),
         })
     }
 
@@ -170,6 +193,11 @@ impl Lookahead {
     /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
     pub fn reliability(&self) -> Vec<Vec<Reliability>> {
         self.calibrations.iter().take(self.depth).map(Calibration::reliability).collect()
+    }
+
+    /// How good the predictions were that are no router's, token by token: for batches of many tokens, and from history.
+    pub fn foreseen(&self) -> [Foreseen; 2] {
+        [self.batches.foreseen(), self.history.foreseen()]
     }
 
     /// What the user should know of the profile. `None` when all is as it should be.
@@ -195,7 +223,7 @@ impl Lookahead {
 
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
     /// `picks` for them, token by token. Only a layer's first tensor counts. Answers what the next layers are likely to
-    /// need, the nearest first.
+    /// need, the nearest first; after the last layer come the first ones, in a pass of as many tokens.
     pub fn predict(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Vec<Guesses> {
         let Some(at) = self.site_of[tensor] else { return Vec::new() };
         let site = &mut self.sites[at];
@@ -204,13 +232,29 @@ impl Lookahead {
             site.recalls[d] += recall;
             self.outcomes[d] = Outcome { recall, ..Outcome::default() };
         }
+        let (before, n_before) = std::mem::replace(&mut self.before, (at, n_rows));
+        if let Some(next) = self.sites.get_mut(before + 1).filter(|_| n_before > MOST_ROWS) {
+            next.whole = (before + 1, n_before) == (at, n_rows);
+        }
+        self.batches.settle(at, n_rows, picks);
+        self.history.settle(at, n_rows, picks);
         // a trace is for caches of every size
         let due = self.needless < NEEDLESS || self.needless.is_multiple_of(NEEDLESS) || self.trace.is_some();
-        if !due || rows.len() > MOST_ROWS || rows.len() != n_rows {
-            self.needless = self.needless.wrapping_add(u32::from(!due));
+        if !due {
+            self.needless = self.needless.wrapping_add(1);
             return Vec::new();
         }
-        (1..=self.depth).filter_map(|distance| self.predict_at(at + distance, distance, rows)).collect()
+        let rows = if rows.len() == n_rows { rows } else { &[] };
+        if n_rows > MOST_ROWS {
+            return self.predict_batch(at + 1, rows).into_iter().collect();
+        }
+        let depth = self.depth;
+        let next = |distance: usize| match (at + distance).checked_sub(self.sites.len()) {
+            Some(first) if first < at => self.predict_from_history(first, n_rows),
+            Some(_) => None,
+            None => self.predict_at(at + distance, distance, rows),
+        };
+        (1..=depth).filter_map(next).collect()
     }
 
     /// Of what was predicted last, this much was not in memory already.
@@ -222,8 +266,36 @@ impl Lookahead {
         }
     }
 
+    /// What the layer `at` will need, whose router is applied to a sample of `rows`: those of the layer before it. `None`
+    /// where they are not known, or are not expected to come.
+    fn predict_batch(&mut self, at: usize, rows: &[&[f32]]) -> Option<Guesses> {
+        let site = self.sites.get(at).filter(|site| site.whole && !rows.is_empty())?;
+        let (router, factor) = (site.router.as_ref()?, site.factors.first()?);
+        self.sample.begin();
+        for row in (0..MOST_ROWS).filter_map(|i| rows.get(i * rows.len() / MOST_ROWS)) {
+            if row.len() == router.n_embd() {
+                self.input.set(row, factor);
+                router.scores(&self.input, &mut self.row);
+                self.sample.push(&self.row, self.n_used);
+            }
+        }
+        let chances = self.sample.chances(rows.len());
+        let experts = self.batches.foresee(at, rows.len(), chances, LEAST_PROBABILITY);
+        Some(Guesses { tensor: site.tensor, experts })
+    }
+
+    /// What the layer `at` will need in the next pass, of `n_rows` tokens. `None` when none of it is likely.
+    fn predict_from_history(&mut self, at: usize, n_rows: usize) -> Option<Guesses> {
+        let tensor = self.sites.get(at)?.tensor;
+        // the value of an expert is about how likely it is to be picked next, and somewhat more
+        let chance = |value: &f32| 1.0 - (1.0 - value.clamp(0.0, 1.0)).powi(n_rows as i32);
+        let chances = self.keep.as_ref()?.values(at).iter().map(chance).collect();
+        let experts = self.history.foresee(at, n_rows, chances, LEAST_PROBABILITY);
+        (!experts.is_empty()).then_some(Guesses { tensor, experts })
+    }
+
     fn predict_at(&mut self, at: usize, distance: usize, rows: &[&[f32]]) -> Option<Guesses> {
-        let site = self.sites.get_mut(at)?;
+        let site = self.sites.get_mut(at).filter(|_| !rows.is_empty())?;
         let router = site.router.as_ref()?;
         let factor = site.factors.get(distance - 1)?;
         let prediction = &mut site.predictions[distance - 1];

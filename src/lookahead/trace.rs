@@ -56,7 +56,8 @@ pub struct Record {
     #[serde(deserialize_with = "scores")]
     pub scores: Vec<Vec<f32>>,
     /// What was predicted here for the next layers, by distance, from 1: experts and how likely each is to be picked, the
-    /// likeliest first, down to [`LEAST_PROBABILITY`]. Empty where nothing was: without lookahead, and for long batches.
+    /// likeliest first, down to [`LEAST_PROBABILITY`]. Empty where nothing was, without lookahead. What is predicted for
+    /// long batches, or from history, is not traced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guesses: Vec<Vec<(u32, f32)>>,
     /// What became of the predictions for this layer, by the distance from which they were made, from 1. Empty where there

@@ -2,7 +2,8 @@
 //!
 //! A guess gets a slot only when its read is issued, and its read is issued only when nothing that is needed is under way.
 //! Guesses are read in a few lanes, each one after the other: what turns out to be needed is never behind more than one
-//! per lane. A slot that was filled by a guess is kept until its layer has passed, but not from those that need it.
+//! per lane. A slot that was filled by a guess is kept until its layer has passed, but not from those that need it. Nothing
+//! that the layer being computed uses goes for a guess.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -30,14 +31,25 @@ struct Mark {
     lane: Option<u8>,
 }
 
+/// A block that is kept because it was guessed.
+#[derive(Clone, Copy)]
+struct Held {
+    block: BlockId,
+    /// The first tensor of its layer.
+    lead: usize,
+    expert: u32,
+}
+
 /// The guesses of a streamer.
 pub(super) struct Ahead {
     queue: VecDeque<BlockId>,
     /// Reads under way, by lane.
     lanes: [usize; LANES],
     marks: Vec<Mark>,
-    /// The blocks whose mark says so, with the first tensor of their layer.
-    held: Vec<(BlockId, usize)>,
+    /// The blocks whose mark says so.
+    held: Vec<Held>,
+    /// The layer being computed needs more slots than there are: none are left for guesses.
+    pub(super) crowded: bool,
     /// Tensors that were used once: what belongs to others may be computed elsewhere, and never be asked for.
     used: Vec<bool>,
 }
@@ -49,8 +61,14 @@ impl Ahead {
             lanes: [0; LANES],
             marks: vec![Mark::default(); n_blocks],
             held: Vec::new(),
+            crowded: false,
             used: vec![false; n_tensors],
         }
+    }
+
+    /// The next layer begins: guesses whose reads were not issued are too late.
+    pub(super) fn forget_queued(&mut self) {
+        self.queue.clear();
     }
 
     /// `tensor` is being used.
@@ -67,6 +85,12 @@ impl Ahead {
     /// Guesses whose reads are under way.
     fn in_flight(&self) -> usize {
         self.lanes.iter().sum()
+    }
+
+    /// How many slots are kept for the layer that the tensor `lead` leads.
+    #[cfg(test)]
+    pub(super) fn held_for(&self, lead: usize) -> usize {
+        self.held.iter().filter(|held| held.lead == lead).count()
     }
 
     /// The read of `block`, a guess, has failed: the next read of it is not the guess's.
@@ -86,15 +110,15 @@ impl Core {
         self.pass < 2 || self.ahead.used[tensor]
     }
 
-    /// Gives back the pins of guesses of layers other than those from `first` to `last` (first tensors). Answers whether
-    /// there were any.
-    fn release_held(&mut self, keep: std::ops::RangeInclusive<usize>) -> bool {
+    /// Gives back the pins of guesses, but for those to `keep`. Answers whether there were any.
+    fn release_held(&mut self, keep: impl Fn(Held) -> bool) -> bool {
         let before = self.ahead.held.len();
         let Self { ahead: Ahead { held, marks, .. }, store, stats, .. } = self;
-        held.retain(|&(block, lead)| {
-            if keep.contains(&lead) {
+        held.retain(|&guess| {
+            if keep(guess) {
                 return true;
             }
+            let Held { block, lead, .. } = guess;
             let mark = &mut marks[block as usize];
             mark.held = false;
             if std::mem::take(&mut mark.unproven) {
@@ -107,31 +131,39 @@ impl Core {
     }
 
     /// Those who need slots now get those of the guesses.
-    #[allow(clippy::reversed_empty_ranges)]
     pub(super) fn give_up_guesses(&mut self) -> bool {
         self.ahead.queue.clear();
-        self.release_held(1..=0)
+        self.release_held(|_| false)
     }
 
-    fn hold(&mut self, block: BlockId, lead: usize) {
-        let mark = &mut self.ahead.marks[block as usize];
+    /// The layer that `lead` leads wants these `experts`, in order, and the layer of `passed` has passed: gives back what was
+    /// kept for it, and what was guessed wrong.
+    pub(super) fn give_up_past(&mut self, passed: usize, lead: usize, experts: &[u32]) {
+        self.release_held(|held| match held.lead == lead {
+            true => experts.binary_search(&held.expert).is_ok(),
+            false => held.lead != passed,
+        });
+    }
+
+    fn hold(&mut self, held: Held) {
+        let mark = &mut self.ahead.marks[held.block as usize];
         if !std::mem::replace(&mut mark.held, true) {
-            self.ahead.held.push((block, lead));
-            self.store.pin(block);
+            self.ahead.held.push(held);
+            self.store.pin(held.block);
         }
     }
 }
 
 impl Streamer {
     /// The layer of the tensor `at`, its first, is being computed; `guesses` are the likely experts of the next layers, the
-    /// nearest first. They replace the guesses made before. Answers how many matrices of them are not in memory; `None`
+    /// nearest first, of this pass or the next. They replace the guesses made before. Answers how many matrices of them are not in memory; `None`
     /// without guesses. Any thread.
     pub fn guess(&self, at: usize, guesses: &[Guesses]) -> Option<usize> {
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.ahead.queue.clear();
-        let last = guesses.iter().map(|g| g.tensor).max().unwrap_or(at);
-        core.release_held(at..=last.max(at));
+        let guesses = if core.ahead.crowded { &[] } else { guesses };
+        core.release_held(|held| held.lead == at || guesses.iter().any(|g| g.tensor == held.lead));
         for Guesses { tensor, experts } in guesses {
             for t in self.parts_from(*tensor) {
                 if !core.uses(t) {
@@ -139,10 +171,11 @@ impl Streamer {
                 }
                 for guess in experts {
                     let read = t == *tensor || guess.probability >= LEAST_FOR_ALL;
-                    for block in self.blocks_of(core, t, std::iter::once(guess.expert)) {
+                    let expert = guess.expert;
+                    for block in self.blocks_of(core, t, std::iter::once(expert)) {
                         match core.store.state(block) {
                             State::Absent if read => core.ahead.queue.push_back(block),
-                            State::Ready | State::Loading => core.hold(block, *tensor),
+                            State::Ready | State::Loading => core.hold(Held { block, lead: *tensor, expert }),
                             State::Absent | State::Failed => {}
                         }
                     }
@@ -185,11 +218,13 @@ impl Streamer {
             }
         };
         if self.take_slot(core, block, true) != Acquired::Reserved {
-            // every slot is taken by what is needed now
+            // every slot is taken by what this layer needs, or by nearer guesses
             core.ahead.queue.clear();
             return None;
         }
-        core.hold(block, self.lead_of[self.tensor_of[block as usize] as usize]);
+        let tensor = self.tensor_of[block as usize] as usize;
+        let expert = block - core.store.plan().tensors[tensor].first_block;
+        core.hold(Held { block, lead: self.lead_of[tensor], expert });
         let mark = &mut core.ahead.marks[block as usize];
         (mark.unproven, mark.lane) = (true, Some(lane as u8));
         core.ahead.lanes[lane] += 1;

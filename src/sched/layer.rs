@@ -79,7 +79,9 @@ impl Layer {
         let n_expert = tensors.iter().map(|&t| streamer.index.tensors[t].n_expert()).min().unwrap_or(0);
         let experts = distinct(ids, n_expert)
             .map_err(|expert| Arc::new(Error::ExpertId { tensor: tensor.name.clone(), expert, n_expert }))?;
-        let mut guard = streamer.poll(streamer.core.lock());
+        let mut guard = streamer.core.lock();
+        guard.ahead.forget_queued();
+        guard = streamer.poll(guard);
         let core = &mut *guard;
         let plan = core.store.plan();
         let firsts: Vec<BlockId> = tensors.iter().map(|&t| plan.tensors[t].first_block).collect();
@@ -182,7 +184,7 @@ impl Layer {
             if core.completions != progress.0 {
                 progress = (core.completions, Instant::now());
             } else if progress.1.elapsed() > STALL_LIMIT {
-                return Err(self.fail(Arc::new(Error::Stalled { seconds: STALL_LIMIT.as_secs() })));
+                return Err(self.fail(Arc::new(self.streamer.stalled(self.lead()))));
             }
             core = self.streamer.wait(core);
             waited = true;
@@ -345,6 +347,8 @@ impl Streamer {
                 proven.push((block, tensors[part], ready));
             }
         }
+        core.ahead.crowded = false;
+        core.give_up_past(before.1, tensors[0], experts);
         for block in absent {
             while self.reserve(core, block) == Acquired::Full {
                 if !core.give_up_guesses() {

@@ -337,7 +337,7 @@ impl Streamer {
 
     /// Gives `block` a slot that its read, a guess or one that is needed, will fill. Answers whether there was one.
     fn take_slot(&self, core: &mut Core, block: BlockId, guess: bool) -> Acquired {
-        let answer = core.store.acquire(block);
+        let answer = if guess { core.store.acquire_idle(block) } else { core.store.acquire(block) };
         if answer == Acquired::Reserved {
             core.asked[block as usize] = core.pass;
             self.arena.touched(core.store.take_fresh_bytes());
@@ -371,6 +371,13 @@ impl Streamer {
         let first = core.store.plan().tensors[tensor].first_block;
         let n_expert = self.index.tensors[tensor].n_expert();
         experts.filter(move |&e| e < n_expert).map(move |e| first + e)
+    }
+
+    /// The device does not answer to who needs `tensor`.
+    fn stalled(&self, tensor: usize) -> Error {
+        let tensor = &self.index.tensors[tensor];
+        let path = self.index.files[tensor.file as usize].path.clone();
+        Error::Stalled { path, tensor: tensor.name.clone(), seconds: STALL_LIMIT.as_secs() }
     }
 
     /// Why the read of `block` failed; the next request reads it again.

@@ -88,9 +88,15 @@ impl Ticket {
             expert,
             n_expert: tensor.n_expert(),
         })?;
-        let mut guard = streamer.poll(streamer.core.lock());
+        let lead = streamer.lead_of[request.tensor];
+        let mut guard = streamer.core.lock();
+        if request.tensor == lead {
+            guard.ahead.forget_queued();
+        }
+        guard = streamer.poll(guard);
         let core = &mut *guard;
-        core.begin(request.tensor, streamer.lead_of[request.tensor]);
+        let passed = core.lead;
+        core.begin(request.tensor, lead);
         let ticket = Self {
             first_block: core.store.plan().tensors[request.tensor].first_block,
             walkers: request.walkers,
@@ -110,6 +116,9 @@ impl Ticket {
             streamer: streamer.clone(),
         };
         let absent = ticket.pin_present(core, &experts);
+        if request.tensor == lead {
+            core.give_up_past(passed, lead, &experts);
+        }
         core.stats.operation(request.tensor, request.rows, experts.len(), absent);
         let along = streamer.touch_along(core, request.tensor, &experts);
         if let Err(error) = ticket.place(core, &mut ticket.walk.lock()) {
@@ -233,18 +242,12 @@ impl Ticket {
             if core.completions != progress.0 {
                 progress = (core.completions, Instant::now());
             } else if progress.1.elapsed() > STALL_LIMIT {
-                let error = Arc::new(self.stalled());
+                let error = Arc::new(self.streamer.stalled(self.tensor));
                 self.fail(error.clone());
                 return Err(error);
             }
             core = self.streamer.wait(core);
         }
-    }
-
-    fn stalled(&self) -> Error {
-        let tensor = &self.streamer.index.tensors[self.tensor];
-        let path = self.streamer.index.files[tensor.file as usize].path.clone();
-        Error::Stalled { path, tensor: tensor.name.clone(), seconds: STALL_LIMIT.as_secs() }
     }
 
     /// Hands out what has become ready, and asks again for what had no slot. Answers whether anything was handed out.
@@ -418,7 +421,8 @@ impl Streamer {
         for t in self.parts_from(tensor) {
             wanted[plan.tensors[t].class] += experts.len();
         }
-        if wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize) {
+        core.ahead.crowded = wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize);
+        if core.ahead.crowded {
             return Vec::new();
         }
         let mut absent = Vec::new();

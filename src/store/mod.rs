@@ -47,11 +47,14 @@ pub enum Acquired {
     Loading,
     /// It has a slot now; the caller must have it read.
     Reserved,
-    /// Every slot of its class is pinned or being filled.
+    /// Every slot of its class is pinned, being filled, or not to be had.
     Full,
     /// Its last read failed.
     Failed,
 }
+
+/// A way to choose what is evicted.
+type Choose = fn(&mut (dyn Policy + 'static), usize, &dyn Fn(BlockId) -> bool) -> Option<BlockId>;
 
 const NO_SLOT: u32 = u32::MAX;
 
@@ -105,6 +108,15 @@ impl Store {
 
     /// Asks for `block`: a use in the policy's eyes. When it is absent it gets a slot, evicting if need be.
     pub fn acquire(&mut self, block: BlockId) -> Acquired {
+        self.acquire_by(block, Policy::victim)
+    }
+
+    /// As [`Store::acquire`], but evicts nothing that was asked for since the layer in progress began.
+    pub fn acquire_idle(&mut self, block: BlockId) -> Acquired {
+        self.acquire_by(block, Policy::idle_victim)
+    }
+
+    fn acquire_by(&mut self, block: BlockId, victim: Choose) -> Acquired {
         match self.state(block) {
             State::Ready => {
                 self.policy.used(block);
@@ -115,7 +127,7 @@ impl Store {
                 Acquired::Loading
             }
             State::Failed => Acquired::Failed,
-            State::Absent => match self.take_slot(block) {
+            State::Absent => match self.take_slot(block, victim) {
                 Some(slot) => {
                     let b = &mut self.blocks[block as usize];
                     (b.state, b.slot) = (State::Loading, slot);
@@ -188,7 +200,7 @@ impl Store {
         self.blocks[block as usize].pins
     }
 
-    fn take_slot(&mut self, block: BlockId) -> Option<u32> {
+    fn take_slot(&mut self, block: BlockId, victim: Choose) -> Option<u32> {
         let class = usize::from(self.class_of[block as usize]);
         if let Some(slot) = self.free[class].pop() {
             if slot >= self.high_water[class] {
@@ -199,7 +211,7 @@ impl Store {
         }
         let blocks = &self.blocks;
         let may_go = |b: BlockId| matches!(blocks[b as usize], Block { state: State::Ready, pins: 0, .. });
-        let victim = self.policy.victim(class, &may_go)?;
+        let victim = victim(&mut *self.policy, class, &may_go)?;
         self.policy.removed(victim);
         self.evictions += 1;
         let v = &mut self.blocks[victim as usize];

@@ -12,6 +12,10 @@ pub trait Policy: Send {
     fn removed(&mut self, block: BlockId);
     /// The block of `class` to evict, among those for which `evictable` holds.
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId>;
+    /// As [`Policy::victim`], but none that was asked for since the layer in progress began.
+    fn idle_victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
+        self.victim(class, evictable)
+    }
     /// What is asked for from now on is for another layer.
     fn layer_begins(&mut self) {}
     /// What each block of `tensor` is worth keeping, the more the better.

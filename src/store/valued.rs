@@ -141,9 +141,12 @@ impl Policy for Valued {
     }
 
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
+        self.idle_victim(class, evictable).or_else(|| self.search(class, |_, b| evictable(b)))
+    }
+
+    fn idle_victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
         let began = self.began;
         self.search(class, |this, b| this.used[b as usize] <= began && evictable(b))
-            .or_else(|| self.search(class, |_, b| evictable(b)))
     }
 
     fn layer_begins(&mut self) {
@@ -215,7 +218,17 @@ mod tests {
         policy.used(3);
         policy.valued(1, &[0.5, -1.0, 0.3]);
         policy.valued(0, &[0.1, 0.2, 0.4]);
-        let order: Vec<_> = (0..6).map_while(|_| policy.victim(0, &|_| true).inspect(|&b| policy.removed(b))).collect();
+        let mut idle = policy.idle_victim(0, &|b| b != 0);
+        assert_eq!(idle, Some(1));
+        let order: Vec<_> = (0..6)
+            .map_while(|_| {
+                idle = policy.idle_victim(0, &|_| true);
+                policy.victim(0, &|_| true).inspect(|&b| {
+                    assert!(idle == Some(b) || (idle.is_none() && [3, 4].contains(&b)), "{idle:?} {b}");
+                    policy.removed(b);
+                })
+            })
+            .collect();
         assert_eq!(order, [0, 1, 5, 2, 4, 3]);
     }
 

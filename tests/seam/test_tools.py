@@ -129,6 +129,20 @@ class Tools(unittest.TestCase):
         self.assertEqual([outcome["recall"] for outcome in told["outcomes"]], written["recall"])
 
     @unittest.skipIf(SELF, "LES only")
+    def test_prompts_are_read_ahead(self):
+        """Of batches of many tokens, too, the next layer's experts are foreseen and read while this layer is computed."""
+        stats = self.tmp / "ahead.json"
+        done = harness.run([PATCHED.tool("llama-perplexity"), "-m", self.model, "-t", "2", "-f", models.text(), "-c", "128",
+                            "-b", "128", "--chunks", "8", "--les", "on", "--les-cache", "70%", "--les-stats", stats])
+        self.assertEqual(done.returncode, 0, done.shown)
+        written = harness.read_stats(stats)
+        batch = written["batch"]
+        self.assertGreater(batch["at_k"], 0.9 * batch["picks"])
+        self.assertTrue(all(0 <= bin["promised"] <= 1 for bin in batch["calibration"]))
+        self.assertGreater(written["guessed"], 100)
+        self.assertGreater(written["guessed_in_time"] + written["guessed_late"], 3 * written["guessed_wasted"])
+
+    @unittest.skipIf(SELF, "LES only")
     def test_profile(self):
         """What was learned is there the next time, damaged or not, and changes no logit."""
         def run(name, *flags):

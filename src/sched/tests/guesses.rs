@@ -92,6 +92,20 @@ fn newer_guesses_replace_those_that_were_not_read_yet() {
 }
 
 #[test]
+fn what_was_guessed_and_not_read_before_its_layer_is_not_read_for_it() {
+    let (s, shared) = streamer(Setup { depth: 1, spare_slots: 24, ..Default::default() });
+    for tensor in 0..6 {
+        run(&s, &shared, tensor, &[0]).unwrap();
+    }
+    s.guess(0, &guesses(3, &[0, 1, 2, 3]));
+    let before = shared.order.lock().len();
+    run(&s, &shared, 3, &[0]).unwrap();
+    settle(&s);
+    assert_eq!(shared.order.lock().len(), before, "the layer has all that it wants");
+    assert_eq!(shared.order.lock().last(), Some(&25), "one guess was under way");
+}
+
+#[test]
 fn slots_of_guesses_go_to_those_who_need_them() {
     let all: Vec<i32> = (0..8).collect();
     let (s, shared) = streamer(Setup::default());
@@ -106,7 +120,8 @@ fn slots_of_guesses_go_to_those_who_need_them() {
         assert_eq!(walk(&s, &shared, &ticket).unwrap().len(), 8);
         settle(&s);
     }
-    // all slots are guesses' when the next operation begins
+    // all slots are guesses' when the next operation begins, of a layer that said it wants nothing
+    run(&s, &shared, 0, &[]).unwrap();
     s.guess(0, &guesses(3, &[0, 1, 2, 3, 4, 5, 6, 7]));
     settle(&s);
     assert_eq!(pins(&s), slots);
@@ -114,6 +129,67 @@ fn slots_of_guesses_go_to_those_who_need_them() {
     s.guess(3, &[]);
     s.guess(0, &[]);
     assert_eq!(pins(&s), 0);
+}
+
+/// Layers that want up to all of their experts, as those of prompts do, in caches of all sizes.
+#[test]
+fn guesses_of_a_batch_take_no_slot_that_the_running_layer_wants() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut crowded, mut guessed) = (0, 0);
+    for spare_slots in 0..=36 {
+        let (s, shared) = streamer(Setup { spare_slots, depth: 8, ..Default::default() });
+        let slots = s.core.lock().store.plan().classes[0].slots as usize;
+        for pass in 0..12 {
+            let (lead, next) = if pass % 2 == 0 { (0, 3) } else { (3, 0) };
+            let ids: Vec<i32> = (0..8).filter(|_| random.u8(0..4) > 0).collect();
+            let before = shared.order.lock().len();
+            let ticket = Ticket::open(s.clone(), request(lead, &ids, 1)).unwrap();
+            s.guess(lead, &guesses(next, &[0, 1, 2, 3, 4, 5, 6, 7]));
+            walk(&s, &shared, &ticket).unwrap();
+            settle(&s);
+            let guesses_of = |s: &Streamer| s.stats().reads.guessed;
+            let held = |s: &Streamer| s.core.lock().ahead.held_for(s.lead_of[next]);
+            let (reads, had) = (guesses_of(&s), held(&s));
+            for tensor in lead + 1..lead + 3 {
+                run(&s, &shared, tensor, &ids).unwrap();
+                settle(&s);
+            }
+            assert_eq!((guesses_of(&s), held(&s)), (reads, had), "none is given up, none is made again");
+            let fits = 3 * ids.len() <= slots;
+            assert!(if fits { had + 3 * ids.len() <= slots } else { had == 0 }, "{had} beside {ids:?} in {slots}");
+            let order = shared.order.lock()[before..].to_vec();
+            let mut own: Vec<u64> = order.iter().copied().filter(|b| (*b >= 24) == (lead == 3)).collect();
+            let all = own.len();
+            own.sort_unstable();
+            own.dedup();
+            assert!(!fits || own.len() == all, "what this layer had was read again: {order:?}");
+            crowded += usize::from(!fits);
+            guessed += had;
+        }
+    }
+    assert!(crowded > 20 && guessed > 1000, "{crowded} {guessed}");
+}
+
+#[test]
+fn the_first_layer_of_the_next_pass_is_read_ahead_and_kept_until_it_has_passed() {
+    let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
+    for tensor in [0, 1, 2, 4, 5, 3] {
+        run(&s, &shared, tensor, &[5]).unwrap();
+    }
+    s.guess(3, &guesses(0, &[7, 6]));
+    settle(&s);
+    assert_eq!(pins(&s), 6);
+    let ticket = Ticket::open(s.clone(), request(0, &[7], 1)).unwrap();
+    s.guess(0, &guesses(3, &[1]));
+    assert_eq!(walk(&s, &shared, &ticket).unwrap(), [7]);
+    settle(&s);
+    assert_eq!(pins(&s), 6, "what was wrong has been given up, the later parts are still to come");
+    for tensor in 1..3 {
+        run(&s, &shared, tensor, &[7]).unwrap();
+    }
+    s.guess(3, &[]);
+    let reads = s.stats().reads;
+    assert_eq!((reads.guessed_in_time, reads.guessed_late, reads.guessed_wasted, pins(&s)), (3, 0, 3, 3));
 }
 
 #[test]
