@@ -78,7 +78,7 @@ struct les_model_info {
 struct les_tensor_info {
   // `sizeof(struct les_tensor_info)`.
   size_t struct_size;
-  // Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later.
+  // Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later, unless the file is packed.
   uint64_t offset;
   // Bytes of one expert.
   uint64_t expert_bytes;

@@ -123,6 +123,10 @@ pub fn why_unread(source: &io::Error) -> String {
         io::ErrorKind::UnexpectedEof => {
             "the file ends before the expert does; it is truncated: download or copy it again".to_owned()
         }
+        io::ErrorKind::InvalidData => format!(
+            "{source}: these are not the bytes that were packed; `les verify` shows what else is damaged, pack the model or \
+             copy the file again"
+        ),
         _ => format!("{source}; check the device and the file system"),
     }
 }

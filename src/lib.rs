@@ -10,6 +10,7 @@
 //!                  store: one budget, slots, states, pins, replacement policy
 //!                  io:    engines that fill slots (io_uring, a pool of readers)
 //! C callers -----> ffi:   every exported function (include/les.h)
+//! les pack ------> pack:  the layout that has an expert in one place, and back
 //! ```
 //!
 //! Invariant: `unsafe` is in `ffi`, `io` and the slot arena only.
@@ -25,6 +26,8 @@ pub mod lookahead;
 pub mod memory;
 pub mod model;
 pub mod options;
+#[cfg(feature = "cli")]
+pub mod pack;
 pub mod sched;
 pub mod stats;
 pub mod store;

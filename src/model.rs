@@ -364,14 +364,25 @@ impl Model {
         let Some(t) = offset.checked_add(len).and_then(has) else {
             return Err(Error::Invalid(format!("there are no {len} bytes at {offset} of expert tensor {tensor}")));
         };
-        io::read_range(&self.files, t.file, t.offset + offset, to).map_err(|source| Error::Read {
-            path: self.index.files[t.file as usize].path.clone(),
-            tensor: t.name.clone(),
-            expert: (offset / t.expert_bytes) as u32,
-            offset: t.offset + offset,
-            len,
-            why: why_unread(&source),
-        })?;
+        // an expert at a time: they need not follow each other
+        let mut offset = offset;
+        let mut to = to;
+        while !to.is_empty() {
+            let (expert, begin) = ((offset / t.expert_bytes) as u32, offset % t.expert_bytes);
+            let (now, later) = to.split_at_mut((t.expert_bytes - begin).min(to.len() as u64) as usize);
+            let at = t.offset_of(expert) + begin;
+            let crc32 = t.crc32_of(expert).filter(|_| now.len() as u64 == t.expert_bytes);
+            io::read_range(&self.files, t.file, at, now, crc32).map_err(|source| Error::Read {
+                path: self.index.files[t.file as usize].path.clone(),
+                tensor: t.name.clone(),
+                expert,
+                offset: at,
+                len: now.len() as u64,
+                why: why_unread(&source),
+            })?;
+            offset += now.len() as u64;
+            to = later;
+        }
         self.files.check(t.file)
     }
 

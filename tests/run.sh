@@ -60,15 +60,23 @@ finish() {
     exit
 }
 
-# Installs what is missing. Without valgrind and ccache the tests still run, but fewer of them, and slower.
+# Where numpy goes, which gguf-py needs; a directory of its own, so that nothing else of ours is seen by Python.
+numpy=$LES_TOOLS/numpy
+export PYTHONPATH="$numpy${PYTHONPATH:+:$PYTHONPATH}"
+
+# Installs what is missing. Without valgrind, ccache and numpy the tests still run, but fewer of them, and slower.
 tools() {
     les_find_tools
     les_missing=
     for tool in ccache valgrind; do
         les_have "$tool" || les_apt "$tool" || les_missing="$les_missing $tool"
     done
+    python3 -c 'import numpy' 2>/dev/null || {
+        les_find_pip
+        $LES_PIP install --disable-pip-version-check --quiet --target "$numpy" numpy || les_missing="$les_missing numpy"
+    }
     [ -n "$les_missing" ] || return 0
-    echo "skipped: what needs$les_missing; to install: apt-get install$les_missing"
+    echo "skipped: what needs$les_missing; to install: apt-get install (or pip install)$les_missing"
     [ "${CI:-}" != true ]
 }
 

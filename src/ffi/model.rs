@@ -61,7 +61,7 @@ unsafe impl Versioned for LesModelInfo {
 pub struct LesTensorInfo {
     /// `sizeof(struct les_tensor_info)`.
     pub struct_size: usize,
-    /// Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later.
+    /// Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later, unless the file is packed.
     pub offset: u64,
     /// Bytes of one expert.
     pub expert_bytes: u64,

@@ -13,9 +13,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
+use std::ops::Range;
 use std::path::Path;
 
 use super::ModelFile;
+use super::packed::{self, PackedLayer};
 use super::reader::Reader;
 use super::types::GgmlType;
 use crate::error::{Error, Result};
@@ -66,6 +68,8 @@ pub struct Tensor {
     pub ty: GgmlType,
     /// Columns, rows, and so on; 1 where there is no such dimension.
     pub ne: [u64; 4],
+    /// How many dimensions the file names.
+    pub n_dims: u32,
     /// Where it begins, in bytes from the start of the file.
     pub offset: u64,
     /// Its size in bytes; it ends within the file.
@@ -81,8 +85,16 @@ pub struct Header {
     pub version: u32,
     /// The key-values.
     pub kv: BTreeMap<String, Value>,
+    /// Their keys in the order of the file, each with its bytes: from the key's length to the end of the value.
+    pub kv_places: Vec<(String, Range<u64>)>,
+    /// `general.alignment`, or 32.
+    pub alignment: u64,
     /// The tensors in the order of their data. They do not overlap.
     pub tensors: Vec<Tensor>,
+    /// Where the tensor infos end, in bytes from the start of the file.
+    pub end: u64,
+    /// The layers whose experts are packed, in the order of their data.
+    pub packed: Vec<PackedLayer>,
 }
 
 impl Header {
@@ -110,9 +122,11 @@ impl Header {
         let n_kv = r.count("key-values", MIN_KV_BYTES, MAX_KVS)?;
 
         let mut alignment = 32;
-        let mut kv = BTreeMap::new();
+        let (mut kv, mut kv_places) = (BTreeMap::new(), Vec::new());
         for i in 0..n_kv {
+            let begin = r.pos;
             let (key, value) = r.key_value(i)?;
+            kv_places.push((key.clone(), begin..r.pos));
             if key == "general.alignment" {
                 alignment = r.alignment(&value)?;
             }
@@ -137,9 +151,11 @@ impl Header {
             next = end.ok_or_else(|| r.corrupt("its data end past 64 bits"))?;
             tensors.push(tensor);
         }
-        let start = r.pos.checked_next_multiple_of(alignment);
-        r.place(&mut tensors, start)?;
-        Ok(Self { file: ModelFile { path: path.to_owned(), size: r.size }, version, kv, tensors })
+        let end = r.pos;
+        r.place(&mut tensors, end.checked_next_multiple_of(alignment))?;
+        let packed = packed::read(&mut r, &tensors)?;
+        let file = ModelFile { path: path.to_owned(), size: r.size };
+        Ok(Self { file, version, kv, kv_places, alignment, tensors, end, packed })
     }
 
     /// The value of an integer key, the largest where it is an array of one per layer. `None` when it is missing,
@@ -299,7 +315,7 @@ impl<R: Read + Seek> Reader<'_, R> {
         let ty = GgmlType(self.u32()?);
         let bytes = self.tensor_bytes(ty, ne)?;
         let offset = self.u64()?;
-        Ok(Tensor { name, ty, ne, offset, bytes })
+        Ok(Tensor { name, ty, ne, n_dims, offset, bytes })
     }
 
     fn tensor_bytes(&self, ty: GgmlType, ne: [u64; 4]) -> Result<u64> {

@@ -1,8 +1,9 @@
 //! Where the bytes of every expert are: the index of a model's GGUF headers.
 //!
-//! Reads headers only, never tensor data.
+//! Reads headers only, and the tables of packed files: never weights.
 
 mod gguf;
+mod packed;
 mod reader;
 mod router;
 mod shards;
@@ -11,8 +12,10 @@ mod types;
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use gguf::{Header, Tensor, Value};
+pub use packed::{PREFIX, PackedLayer, PackedPart, Row, Table, VERSION, is_own, layer_name};
 pub use router::{Gating, Place, RouterPlaces, Rule};
 pub use types::GgmlType;
 
@@ -76,8 +79,10 @@ pub struct ExpertTensor {
     pub file: u32,
     /// Where expert 0 begins, in bytes from the start of the file.
     pub offset: u64,
-    /// Bytes of one expert's matrix; expert `e` begins at `offset + e * expert_bytes`.
+    /// Bytes of one expert's matrix; expert `e` begins at [`ExpertTensor::offset_of`].
     pub expert_bytes: u64,
+    /// In a packed file: where each expert begins, and its checksum. `None`: they follow each other.
+    pub packed: Option<Arc<[Row]>>,
 }
 
 impl ExpertTensor {
@@ -114,6 +119,7 @@ impl ExpertTensor {
             file,
             offset: tensor.offset,
             expert_bytes: tensor.bytes / n_expert,
+            packed: None,
         }))
     }
 
@@ -189,13 +195,23 @@ impl Index {
         let mut tensors = Vec::new();
         let mut dense_bytes = 0_u64;
         for (file, header) in (0..).zip(&headers) {
-            for tensor in &header.tensors {
-                if !names.insert(tensor.name.as_str()) {
-                    let why = format!("tensor {:?} is in another shard, too; split the model again", tensor.name);
-                    return Err(header.fail(tensor.offset, why));
+            let mut once = |name: &str, offset| {
+                let why = || format!("tensor {name:?} is in another place, too; split or pack the model again");
+                names.insert(name.to_owned()).then_some(()).ok_or_else(|| header.fail(offset, why()))
+            };
+            let mut packed = header.packed.iter().peekable();
+            for (i, tensor) in header.tensors.iter().enumerate() {
+                once(&tensor.name, tensor.offset)?;
+                if let Some(layer) = packed.next_if(|layer| layer.tensor == i) {
+                    for expert in layer.expand(file, tensor) {
+                        once(&expert.name, expert.offset)?;
+                        tensors.push(expert);
+                    }
+                    continue;
                 }
                 match ExpertTensor::new(tensor, file, header)? {
                     Some(expert) => tensors.push(expert),
+                    None if is_own(&tensor.name) => {}
                     None => dense_bytes = dense_bytes.saturating_add(tensor.bytes),
                 }
             }
@@ -260,6 +276,19 @@ impl Index {
 /// A sum that does not overflow, even for an index that no file could have.
 fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
+}
+
+/// The headers of all files of a model, in their order, from the path of any of them.
+///
+/// # Errors
+/// As [`Index::open`].
+pub fn headers(path: &Path) -> Result<Vec<Header>> {
+    shards::in_order(shards::open(path)?)
+}
+
+/// What [`parse_name`] reads.
+fn expert_name(layer: u32, group: u32, part: Part) -> String {
+    format!("blk.{layer}.ffn_{part}_{}.weight", if group == 0 { "exps" } else { "chexps" })
 }
 
 /// Layer, group and part of an expert tensor's name.

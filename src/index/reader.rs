@@ -61,7 +61,7 @@ impl<'a, R: Read + Seek> Reader<'a, R> {
     }
 
     /// Fills all of `buf`.
-    fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+    pub(super) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
         self.need(buf.len() as u64)?;
         match self.inner.read_exact(buf) {
             Ok(()) => {

@@ -7,6 +7,9 @@ use std::fmt;
 pub struct GgmlType(pub u32);
 
 impl GgmlType {
+    /// Bytes.
+    pub const I8: Self = Self(24);
+
     /// Name, elements per block, bytes per block.
     ///
     /// A row is stored as whole blocks, without padding. The numbers that are missing belong to types that llama.cpp

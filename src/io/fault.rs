@@ -343,7 +343,7 @@ mod tests {
     }
 
     fn read(token: u64, len: usize) -> Read {
-        Read { token, file: 0, offset: 0, len, need: len, buf: 0 }
+        Read { token, file: 0, offset: 0, len, need: len, buf: 0, check: None }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::io;
 
 use super::files::Open;
-use super::{Files, Read};
+use super::{Check, Files, Read};
 use crate::store::Arena;
 
 /// How often a read that makes no progress is tried again before its error counts.
@@ -92,6 +92,22 @@ impl Flight {
     }
 }
 
+/// Holds what has arrived against its checksum. For a read that [`Flight::rest`] has accepted and that has ended well:
+/// the engine still owns its buffer.
+#[allow(unsafe_code)]
+pub(super) fn verify(read: &Read, arena: &Arena) -> io::Result<()> {
+    let Some(Check { head, crc32 }) = read.check else { return Ok(()) };
+    let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    let at = arena.at(read.buf, read.len);
+    if at.is_null() || head > read.need || read.need > read.len {
+        return Err(wrong("there is nothing that could be checked"));
+    }
+    // SAFETY: the arena has `len >= need` initialized bytes at `buf`, and until the read is completed nobody else writes or
+    // reads them.
+    let bytes = unsafe { std::slice::from_raw_parts(at, read.need) };
+    if crc32fast::hash(&bytes[head..]) == crc32 { Ok(()) } else { Err(wrong("the checksum is wrong")) }
+}
+
 /// Whether an error says nothing about the device or the file. Linux cancels what a thread has queued when that thread
 /// ends, or begins it without the thread's address space (EFAULT: the arena is always there): no reason to fail the read.
 fn passing(error: &io::Error) -> bool {
@@ -108,7 +124,7 @@ mod tests {
     use super::*;
 
     fn flight(len: usize, need: usize) -> Flight {
-        Flight::new(Read { token: 0, file: 0, offset: 0, len, need, buf: 0 })
+        Flight::new(Read { token: 0, file: 0, offset: 0, len, need, buf: 0, check: None })
     }
 
     fn kind(next: Next) -> Option<io::ErrorKind> {

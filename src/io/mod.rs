@@ -49,6 +49,17 @@ pub struct Read {
     pub need: usize,
     /// Where in the arena, in bytes.
     pub buf: usize,
+    /// What the bytes must be. `None`: nobody knows.
+    pub check: Option<Check>,
+}
+
+/// The checksum of a read's bytes from `head` up to [`Read::need`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Check {
+    /// How many bytes before it are not part of it.
+    pub head: usize,
+    /// CRC-32 (IEEE).
+    pub crc32: u32,
 }
 
 /// The end of one read.
@@ -56,7 +67,8 @@ pub struct Read {
 pub struct Completion {
     /// The read's token.
     pub token: u64,
-    /// `Ok` when at least [`Read::need`] bytes are in place. `UnexpectedEof` when the file ended before that.
+    /// `Ok` when at least [`Read::need`] bytes are in place. `UnexpectedEof` when the file ended before that,
+    /// `InvalidData` when they are not what [`Read::check`] says.
     pub result: io::Result<()>,
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::flight::{Flight, Next, Rest};
+use super::flight::{self, Flight, Next, Rest};
 use super::{Completion, Engine, Files, Read};
 use crate::error::{Error, Result};
 use crate::store::Arena;
@@ -162,7 +162,7 @@ pub(super) fn read(files: &Files, arena: &Arena, read: Read) -> io::Result<()> {
         let attempt = unsafe { read_at(open.file(), to, len, offset) };
         if let Next::Done(result) = flight.advance(attempt, open.step()) {
             open.forget(read.offset, read.len);
-            return result;
+            return result.and_then(|()| flight::verify(&read, arena));
         }
     }
 }

@@ -51,7 +51,7 @@ impl Bed {
     fn read(&self, token: u64, offset: usize, need: usize) -> Read {
         let align = self.files.align();
         let (offset, len) = (offset - offset % align, need.next_multiple_of(align));
-        Read { token, file: 0, offset: offset as u64, len, need, buf: (token as usize % 32) * SLOT }
+        Read { token, file: 0, offset: offset as u64, len, need, buf: (token as usize % 32) * SLOT, check: None }
     }
 
     fn bytes(&self, buf: usize, len: usize) -> &[u8] {
@@ -290,6 +290,25 @@ fn the_end_of_the_file() {
         let behind = bed.read(3, 2 * SIZE, 1);
         assert_eq!(one(&*engine, behind).unwrap_err().kind(), ErrorKind::UnexpectedEof);
         one(&*engine, Read { len: 0, ..bed.read(4, 0, 0) }).unwrap();
+    });
+}
+
+#[test]
+fn bytes_that_are_not_those_of_the_checksum_are_an_error() {
+    each(|kind, bed| {
+        let engine = bed.open(kind, 4, None);
+        let (head, need) = (100, 9000);
+        let read = bed.read(1, 8192, need);
+        let crc32 = crc32fast::hash(&bed.data[8192 + head..8192 + need]);
+        let checked = |head, crc32| Read { check: Some(Check { head, crc32 }), ..read };
+        one(&*engine, checked(head, crc32)).unwrap();
+        bed.assert_right(&read);
+        for wrong in [checked(head, crc32 ^ 1), checked(head + 1, crc32), checked(need + 1, crc32)] {
+            assert_eq!(one(&*engine, wrong).unwrap_err().kind(), ErrorKind::InvalidData, "{wrong:?}");
+        }
+        // an error of the device is said first
+        let behind = Read { check: Some(Check { head: 0, crc32: 0 }), ..bed.read(2, 2 * SIZE, 1) };
+        assert_eq!(one(&*engine, behind).unwrap_err().kind(), ErrorKind::UnexpectedEof);
     });
 }
 

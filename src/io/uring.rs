@@ -15,7 +15,7 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use parking_lot::Mutex;
 
-use super::flight::{Flight, Next, Rest};
+use super::flight::{self, Flight, Next, Rest};
 use super::{Completion, Engine, Files, Read};
 use crate::store::Arena;
 
@@ -172,6 +172,7 @@ impl Uring {
                 if let Some(open) = open {
                     open.forget(read.offset, read.len);
                 }
+                let result = result.and_then(|()| flight::verify(&read, &self.arena));
                 Some(Completion { token: read.token, result })
             }
         }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::cputime;
 use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
-use crate::io::{Completion, Engine, Read};
+use crate::io::{Check, Completion, Engine, Read};
 use crate::stats::Stats;
 use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
@@ -89,6 +89,9 @@ struct Core {
     ahead: Ahead,
     /// Per block: the pass that asked for its last read.
     asked: Vec<u32>,
+    /// Per block: it was once read with its checksum right. The file is the same ever since, so later reads are not checked:
+    /// that way checking costs nothing in the long run.
+    sound: Vec<bool>,
     /// Why the blocks in state `Failed` failed.
     errors: HashMap<BlockId, Arc<Error>>,
     stats: Stats,
@@ -135,6 +138,7 @@ impl Streamer {
         let n_blocks = store.plan().n_blocks as usize;
         let core = Core {
             asked: vec![0; n_blocks],
+            sound: vec![false; n_blocks],
             store,
             queue: VecDeque::new(),
             in_flight: 0,
@@ -192,8 +196,8 @@ impl Streamer {
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {
         let t = self.tensor_of[block as usize] as usize;
         let tensor = &self.index.tensors[t];
-        let expert = u64::from(block - core.store.plan().tensors[t].first_block);
-        (t, extent(tensor.offset + expert * tensor.expert_bytes, tensor.expert_bytes, core.store.plan().align))
+        let expert = block - core.store.plan().tensors[t].first_block;
+        (t, extent(tensor.offset_of(expert), tensor.expert_bytes, core.store.plan().align))
     }
 
     /// The address of a block that is ready.
@@ -205,6 +209,7 @@ impl Streamer {
 
     fn read_of(&self, core: &Core, block: BlockId) -> Read {
         let (t, range) = self.extent_of(core, block);
+        let crc32 = self.index.tensors[t].crc32_of(block - core.store.plan().tensors[t].first_block);
         Read {
             token: u64::from(block),
             file: self.index.tensors[t].file,
@@ -212,6 +217,9 @@ impl Streamer {
             len: range.len as usize,
             need: range.need as usize,
             buf: core.store.slot_offset(block) as usize,
+            check: crc32
+                .filter(|_| !core.sound[block as usize])
+                .map(|crc32| Check { head: range.head as usize, crc32 }),
         }
     }
 
@@ -247,6 +255,7 @@ impl Streamer {
                 (Some(error), _) => error,
                 (None, Ok(())) => {
                     core.store.filled(block);
+                    core.sound[block as usize] = true;
                     continue;
                 }
                 (None, Err(e)) => Arc::new(self.read_error(&core, block, e)),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::index::Row;
 use crate::store::testing::index;
 use crate::store::{Plan, Valued};
 
@@ -35,6 +36,8 @@ struct Shared {
     used: Mutex<HashSet<usize>>,
     /// Blocks in the order in which their reads were submitted.
     order: Mutex<Vec<u64>>,
+    /// With which check.
+    checks: Mutex<Vec<Option<Check>>>,
 }
 
 impl Engine for Device {
@@ -50,6 +53,7 @@ impl Engine for Device {
             assert!(state.queued.iter().all(|r| r.buf != read.buf), "two reads into one slot");
             state.queued.push(*read);
             self.shared.order.lock().push(read.token);
+            self.shared.checks.lock().push(read.check);
         }
         assert!(state.queued.len() <= self.depth, "more reads in flight than allowed");
     }
@@ -88,6 +92,7 @@ impl FileGuard for ChangedFile {
 }
 
 struct Setup {
+    packed: bool,
     spare_slots: u64,
     depth: usize,
     newest_first: bool,
@@ -97,13 +102,25 @@ struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { spare_slots: 0, depth: 4, newest_first: false, guard: Arc::new(SameFile), script: Box::new(|_| Ok(())) }
+        Self {
+            packed: false,
+            spare_slots: 0,
+            depth: 4,
+            newest_first: false,
+            guard: Arc::new(SameFile),
+            script: Box::new(|_| Ok(())),
+        }
     }
 }
 
 /// Two layers of 8 experts, 2 used; all matrices have 512 bytes, so that there is one class of slots.
 fn streamer(setup: Setup) -> (Arc<Streamer>, Arc<Shared>) {
-    let index = Arc::new(index(2, 8, 2, &[480, 480, 480]));
+    let mut index = index(2, 8, 2, &[480, 480, 480]);
+    for t in index.tensors.iter_mut().filter(|_| setup.packed) {
+        let row = |e: u32| Row { offset: u64::from(7 - e) * 512, crc32: 100 + e };
+        t.packed = Some((0..8).map(row).collect());
+    }
+    let index = Arc::new(index);
     let (floor, _) = Plan::bounds(&index, 512);
     let slot = Plan::new(&index, 512, floor).unwrap().classes[0].slot_bytes;
     let plan = Plan::new(&index, 512, floor + setup.spare_slots * slot).unwrap();
@@ -243,6 +260,30 @@ mod sequential {
             let core = s.core.lock();
             assert!((0..48).all(|b| core.store.pins(b) == 0), "read {n}: a pin is left");
         }
+    }
+
+    /// The first read of expert 3 is damaged; what was right once is not checked again.
+    #[test]
+    fn a_matrix_is_checked_until_it_was_right_once() {
+        let script: Script =
+            Box::new(|i| if i == 2 { Err(io::Error::new(io::ErrorKind::InvalidData, "bad")) } else { Ok(()) });
+        let (s, shared) = streamer(Setup { packed: true, depth: 1, script, ..Default::default() });
+        let text = run(&s, &shared, 5, &[2, 3]).unwrap_err().to_string();
+        for word in ["test.gguf", "expert 3 of blk.1.Down", "byte 2048", "les verify", "pack the model"] {
+            assert!(text.contains(word), "{word:?} is not in: {text}");
+        }
+        for tensor in [0, 1, 2, 3, 4, 5] {
+            run(&s, &shared, tensor, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        }
+        run(&s, &shared, 5, &[2, 3]).unwrap();
+        let of = |block| {
+            let (order, checks) = (shared.order.lock(), shared.checks.lock());
+            let reads = order.iter().zip(&*checks).filter(|(b, _)| **b == block);
+            reads.map(|(_, check)| check.map(|check| check.crc32)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(42)[..2], [Some(102), None]);
+        assert_eq!(of(43)[..2], [Some(103), Some(103)]);
+        assert!(of(43)[2..].iter().all(Option::is_none), "{:?}", of(43));
     }
 
     #[test]

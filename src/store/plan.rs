@@ -77,12 +77,19 @@ impl Plan {
         let too_much = || Error::Invalid("the model has more experts than can be counted".into());
         let mut slot_bytes = Vec::with_capacity(index.tensors.len());
         for t in &index.tensors {
+            let (end, differ) = match &t.packed {
+                // each was held against the end of the file, and no two begin alike
+                Some(rows) => (Some(0), rows.len() as u64),
+                // where experts begin within an aligned block repeats after so many
+                None => {
+                    let bytes = t.expert_bytes.checked_mul(t.ne[2]);
+                    (bytes.and_then(|bytes| bytes.checked_add(t.offset)), t.ne[2].min(align))
+                }
+            };
             // no extent below reaches past this
-            let end = t.expert_bytes.checked_mul(t.ne[2]).and_then(|bytes| bytes.checked_add(t.offset));
             end.and_then(|end| end.checked_next_multiple_of(align)).ok_or_else(too_much)?;
-            let of = |e: u64| extent(t.offset + e * t.expert_bytes, t.expert_bytes, align).len;
-            // where experts begin within an aligned block repeats after so many
-            slot_bytes.push((0..t.ne[2].min(align)).map(of).max().unwrap_or(align));
+            let of = |e: u32| extent(t.offset_of(e), t.expert_bytes, align).len;
+            slot_bytes.push((0..differ as u32).map(of).max().unwrap_or(align));
         }
         let mut sizes = slot_bytes.clone();
         sizes.sort_unstable();

@@ -19,6 +19,7 @@ pub fn index(layers: u32, n_expert: u64, used: u32, bytes: &[u64; 3]) -> Index {
                 file: 0,
                 offset,
                 expert_bytes,
+                packed: None,
             });
             offset += expert_bytes * n_expert;
         }

@@ -17,12 +17,17 @@ fuzz_target!(|data: &[u8]| {
 
 fn check(headers: les::Result<Vec<Header>>) {
     let Ok(index) = headers.and_then(Index::from_headers) else { return };
-    for t in &index.tensors {
-        let end = t.expert_bytes.checked_mul(t.ne[2]).and_then(|bytes| bytes.checked_add(t.offset));
-        assert!(t.expert_bytes > 0 && end.is_some_and(|end| end <= index.files[t.file as usize].size));
-        assert!(index.find(&t.name).is_some());
+    let size = |file: u32| index.files[file as usize].size;
+    for (i, t) in index.tensors.iter().enumerate() {
+        assert!(t.expert_bytes > 0 && index.find(&t.name) == Some(i));
+        let range = |e| t.offset_of(e)..t.offset_of(e).saturating_add(t.expert_bytes);
+        for e in 0..t.n_expert() {
+            assert!(range(e).end <= size(t.file) && (e == 0 || range(e - 1).end <= range(e).start));
+            let all = index.together(i, e);
+            assert_eq!(all.is_some(), t.crc32_of(e).is_some());
+            assert!(all.is_none_or(|all| all.start <= range(e).start && range(e).end <= all.end));
+        }
     }
-    assert!(index.floor_bytes() <= index.expert_bytes());
     let bytes: u64 = index.files.iter().map(|file| file.size).sum();
-    assert!(index.expert_bytes() + index.dense_bytes <= bytes);
+    assert!(index.token_bytes() <= index.expert_bytes() && index.expert_bytes() + index.dense_bytes <= bytes);
 }

@@ -215,7 +215,7 @@ impl Load<'_> {
             let len = (size as usize).next_multiple_of(self.align);
             let places = (self.file_size - len as u64) / self.align as u64;
             let offset = self.random.u64(..=places) * self.align as u64;
-            let read = Read { token: self.token, file: 0, offset, len, need: len, buf: slot * self.slot };
+            let read = Read { token: self.token, file: 0, offset, len, need: len, buf: slot * self.slot, check: None };
             self.flying.insert(self.token, (now, read));
             self.token += 1;
             reads.push(read);

@@ -130,6 +130,9 @@ fn table(model: &Model) -> Result<String, std::fmt::Error> {
     }
     let layers = index.n_layers();
     writeln!(out, "experts   {} x {layers} layers, {} used per token", index.n_expert(), index.n_expert_used)?;
+    if index.tensors.iter().all(|t| t.packed.is_some()) {
+        writeln!(out, "layout    packed: each expert in one place, with checksums")?;
+    }
 
     writeln!(out, "\n{:<8}{:<10}{:>7}{:>14}{:>14}", "part", "type", "layers", "per expert", "all")?;
     for ((part, group, ty, expert), (count, all)) in rows(index) {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod inspect;
+mod pack;
 mod plan;
 mod sim;
 
@@ -21,16 +22,22 @@ struct Cli {
 enum Command {
     Bench(bench::Args),
     Inspect(inspect::Args),
+    Pack(pack::PackArgs),
     Plan(plan::Args),
     Sim(sim::Args),
+    Unpack(pack::UnpackArgs),
+    Verify(pack::VerifyArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Pack(args) => pack::pack(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Sim(args) => sim::run(&args),
+        Command::Unpack(args) => pack::unpack(&args),
+        Command::Verify(args) => pack::verify(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

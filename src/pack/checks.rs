@@ -1,0 +1,89 @@
+//! The tensor `les.checks.N` of file N: checksums of all that is not an expert, and the proof that the file is whole.
+//!
+//! While a file is being written a mark stands in its place, by which an interrupted run knows its work again.
+
+use super::copy::Named;
+use crate::error::{Error, Result};
+use crate::index::{Header, PREFIX, VERSION, is_own};
+
+const MAGIC: &[u8; 8] = b"LESCHECK";
+const BEGUN: &[u8; 8] = b"LESBEGUN";
+const HEAD_BYTES: usize = 28;
+
+/// The checksums of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Checks {
+    /// CRC-32 of the header, up to the end of the tensor infos.
+    pub(super) header: u32,
+    /// How many bytes that are.
+    pub(super) header_bytes: u64,
+    /// CRC-32 of each tensor that is neither ours nor a layer's experts, in the order of the file.
+    pub(super) dense: Vec<u32>,
+}
+
+/// Its name in file `no`, from 0.
+pub(super) fn name(no: usize) -> String {
+    format!("{PREFIX}checks.{no}")
+}
+
+impl Checks {
+    /// Bytes of the tensor, for so many dense tensors.
+    pub(super) const fn bytes(n_dense: usize) -> usize {
+        HEAD_BYTES + 4 * n_dense + 4
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_le_bytes());
+        out.extend((self.dense.len() as u32).to_le_bytes());
+        out.extend(self.header_bytes.to_le_bytes());
+        out.extend(self.header.to_le_bytes());
+        self.dense.iter().for_each(|crc32| out.extend(crc32.to_le_bytes()));
+        out.extend(crc32fast::hash(&out).to_le_bytes());
+        out
+    }
+
+    /// Reads those of file `no`, which must be as many as its tensors ask for.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when they are missing or damaged.
+    pub(super) fn read(file: &Named, header: &Header, no: usize) -> Result<Self> {
+        let fail = |offset, why: &str| {
+            let why = format!("{why}; pack the model again, or copy the file again");
+            Error::Format { path: file.path.clone(), offset, why }
+        };
+        let name = name(no);
+        let Some(tensor) = header.tensors.iter().find(|t| t.name == name) else {
+            return Err(fail(header.end, &format!("the tensor {name:?}, with the checksums, is missing")));
+        };
+        let n_dense = dense(header).count();
+        if tensor.bytes != Self::bytes(n_dense) as u64 {
+            return Err(fail(tensor.offset, "the checksums are not as many as the tensors"));
+        }
+        let bytes = file.bytes(tensor.offset, Self::bytes(n_dense))?;
+        let header_bytes = bytes[16..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+        let mut sums = bytes[HEAD_BYTES - 4..].as_chunks().0.iter().map(|b| u32::from_le_bytes(*b));
+        let read =
+            Self { header: sums.next().unwrap_or(0), header_bytes, dense: sums.by_ref().take(n_dense).collect() };
+        // its own checksum with it
+        if read.encode() != bytes {
+            return Err(fail(tensor.offset, "the checksums are damaged"));
+        }
+        Ok(read)
+    }
+}
+
+/// The tensors of a file that have a checksum here.
+pub(super) fn dense(header: &Header) -> impl Iterator<Item = &crate::index::Tensor> {
+    let experts: Vec<usize> = header.packed.iter().map(|layer| layer.tensor).collect();
+    let all = header.tensors.iter().enumerate();
+    all.filter(move |(i, t)| !is_own(&t.name) && !experts.contains(i)).map(|(_, t)| t)
+}
+
+/// What stands in the tensor's place until the file is whole.
+pub(super) fn mark(stamp: u32) -> [u8; 12] {
+    let mut out = [0; 12];
+    out[..8].copy_from_slice(BEGUN);
+    out[8..].copy_from_slice(&stamp.to_le_bytes());
+    out
+}

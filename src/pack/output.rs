@@ -1,0 +1,123 @@
+//! Files that are there when they are whole, and not before: written under another name, which they lose at the end.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use super::copy::Named;
+use crate::error::{Error, Result};
+use crate::options::Size;
+
+/// A file that is being written. It is locked against other runs.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// Under its name for the time being.
+    pub(super) temporary: Named,
+    target: PathBuf,
+}
+
+/// The name that a file has until it is whole.
+pub(super) fn temporary_path(target: &Path) -> PathBuf {
+    let mut name = OsString::from(target.as_os_str());
+    name.push(".unfinished");
+    name.into()
+}
+
+impl Output {
+    /// Opens the file that will be `target`, with what is there of it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is a file of that name, or another run is at it.
+    pub(super) fn claim(target: &Path) -> Result<Self> {
+        let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", target.display())));
+        if fs::symlink_metadata(target).is_ok() {
+            return refuse("this file exists; remove it, or give another name");
+        }
+        let path = temporary_path(target);
+        let failed = |source| Error::File { path: path.clone(), what: "open for writing", source };
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        match fs4::FileExt::try_lock(&file) {
+            Err(fs4::TryLockError::WouldBlock) => return refuse("another run is writing this file"),
+            // a file system without locks
+            Err(fs4::TryLockError::Error(_)) | Ok(()) => {}
+        }
+        // the other run may have finished between the two looks
+        if fs::symlink_metadata(target).is_ok() {
+            return refuse("another run has just written this file");
+        }
+        Ok(Self { temporary: Named { file, path }, target: target.to_owned() })
+    }
+
+    /// Removes it: there is nothing in it that a later run could use.
+    pub(super) fn discard(self) {
+        // at worst it is in the way of nothing
+        let _ = fs::remove_file(&self.temporary.path);
+    }
+}
+
+/// Gives the files, which are whole, their names: the first one last, because without it the others are no model.
+pub(super) fn publish(outputs: &[Output]) -> Result<()> {
+    for Output { temporary, .. } in outputs {
+        temporary.file.sync_all().map_err(temporary.error("write"))?;
+    }
+    for Output { temporary, target } in outputs.iter().rev() {
+        fs::rename(&temporary.path, target).map_err(temporary.error("rename"))?;
+        sync_directory(target)?;
+    }
+    Ok(())
+}
+
+/// Makes a new name last.
+fn sync_directory(target: &Path) -> Result<()> {
+    #[cfg(unix)]
+    {
+        let directory = Named::open(directory_of(target))?;
+        directory.file.sync_all().map_err(directory.error("write"))?;
+    }
+    #[cfg(not(unix))]
+    let _ = target;
+    Ok(())
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// How much room there is where `target` will be, in bytes.
+///
+/// # Errors
+/// [`Error::File`] when the system does not tell.
+pub fn room(target: &Path) -> Result<u64> {
+    let directory = directory_of(target);
+    fs4::available_space(directory).map_err(|source| Error::File {
+        path: directory.to_owned(),
+        what: "ask for the free space of",
+        source,
+    })
+}
+
+/// Fails when there is no room for so many bytes.
+pub(super) fn need_room(target: &Path, bytes: u64) -> Result<()> {
+    let room = room(target)?;
+    if bytes <= room {
+        return Ok(());
+    }
+    let (need, room, at) = (Size(bytes), Size(room), directory_of(target).display());
+    Err(Error::Invalid(format!("{at}: {need} more are needed, but only {room} are free; make room or write elsewhere")))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_there_is_room_for_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("p.gguf");
+        need_room(&target, room(&target).unwrap() / 2).unwrap();
+        let text = need_room(&target, u64::MAX).unwrap_err().to_string();
+        assert!(text.contains(dir.path().to_str().unwrap()) && text.contains("make room"), "{text}");
+        assert!(matches!(room(&dir.path().join("absent/p.gguf")), Err(Error::File { .. })));
+    }
+}

@@ -1,0 +1,151 @@
+//! Writes packed files.
+//!
+//! The order makes a run that was ended at any moment one that can go on: a layer's table is written when its experts
+//! are on the device, so a layer with a table is done. What is quick is done anew.
+
+use std::fs;
+
+use super::Progress;
+use super::checks::{self, Checks};
+use super::copy::{Copier, Named};
+use super::layout::{Content, Layer, Layout, OutFile, Source};
+use super::output::{self, Output};
+use crate::error::Result;
+use crate::index::Table;
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packed {
+    /// Bytes of the packed files.
+    pub bytes: u64,
+    /// Of those, what an earlier run had written.
+    pub resumed_bytes: u64,
+}
+
+/// Packs `source` as laid out. `progress` hears of [`Index::expert_bytes`](crate::index::Index::expert_bytes) and
+/// `dense_bytes` in all, those of an earlier run at once. When it fails, what is done stays beside the target, for the next run.
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) when a target exists, another run writes it, or there is no room;
+/// [`Error::File`](crate::Error::File) when reading or writing fails; [`Error::Changed`](crate::Error::Changed) when
+/// the source did meanwhile.
+pub fn pack(source: &Source, layout: &Layout, progress: &mut Progress) -> Result<Packed> {
+    undo_publish(layout)?;
+    let outputs = layout.files.iter().map(|file| Output::claim(&file.path)).collect::<Result<Vec<_>>>()?;
+    let mut done = Vec::new();
+    for (file, output) in layout.files.iter().zip(&outputs) {
+        done.push(begin(file, source, &output.temporary)?);
+    }
+    let bytes = layout.bytes();
+    let layers = |i: usize| layout.files[i].contents.iter().zip(&done[i]);
+    let resumed_bytes = (0..done.len()).flat_map(layers).map(|((content, _), &done)| done_bytes(content, done)).sum();
+    if let Err(error) = output::need_room(&layout.files[0].path, bytes - resumed_bytes) {
+        if resumed_bytes == 0 {
+            outputs.into_iter().for_each(Output::discard);
+        }
+        return Err(error);
+    }
+    let mut copier = Copier::new(progress);
+    let mut checks = Vec::new();
+    for ((file, output), done) in layout.files.iter().zip(&outputs).zip(done) {
+        let out = &output.temporary;
+        checks.push(write(file, source, out, &done, &mut copier)?);
+        out.file.sync_data().map_err(out.error("write"))?;
+    }
+    source.unchanged()?;
+    // last, as nothing that was ended after this can go on
+    for ((file, output), checks) in layout.files.iter().zip(&outputs).zip(checks) {
+        let out = &output.temporary;
+        out.write(file.checks_at, &checks.encode())?;
+        out.file.set_len(file.bytes).map_err(out.error("write"))?;
+    }
+    output::publish(&outputs)?;
+    Ok(Packed { bytes, resumed_bytes })
+}
+
+fn done_bytes(content: &Content, done: bool) -> u64 {
+    match content {
+        Content::Experts(layer) if done => layer.bytes,
+        _ => 0,
+    }
+}
+
+/// Takes back the names that a run has given which was ended while it gave them.
+fn undo_publish(layout: &Layout) -> Result<()> {
+    let temporary = |file: &OutFile| output::temporary_path(&file.path);
+    if !layout.files.iter().any(|file| temporary(file).exists()) {
+        return Ok(());
+    }
+    for file in &layout.files {
+        if file.path.exists() && !temporary(file).exists() {
+            let there = Named::open(&file.path)?;
+            if starts_with(&there, file)? {
+                fs::rename(&file.path, temporary(file)).map_err(there.error("rename"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is there has the header of `file`.
+fn starts_with(there: &Named, file: &OutFile) -> Result<bool> {
+    let len = there.file.metadata().map_err(there.error("inspect"))?.len();
+    Ok(len >= file.header.len() as u64 && there.bytes(0, file.header.len())? == file.header)
+}
+
+/// Begins a file, or finds out what an earlier run has done: per tensor.
+fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
+    let mark = checks::mark(source.stamp);
+    let len = out.file.metadata().map_err(out.error("inspect"))?.len();
+    let fits = len >= file.checks_at + mark.len() as u64;
+    if fits && starts_with(out, file)? && out.bytes(file.checks_at, mark.len())? == mark {
+        return file.contents.iter().map(|(content, at)| is_done(content, *at, out)).collect();
+    }
+    out.file.set_len(0).map_err(out.error("write"))?;
+    out.write(0, &file.header)?;
+    out.write(file.checks_at, &mark)?;
+    out.file.sync_data().map_err(out.error("write"))?;
+    Ok(vec![false; file.contents.len()])
+}
+
+fn is_done(content: &Content, at: u64, out: &Named) -> Result<bool> {
+    let Content::Experts(Layer { table, bytes, .. }) = content else { return Ok(false) };
+    let there = out.bytes(at, Table::bytes(table.parts.len(), table.n_expert))?;
+    let Ok(there) = Table::decode(&there, *bytes) else { return Ok(false) };
+    let offsets = |table: &Table| table.rows.iter().map(|row| row.offset).collect::<Vec<_>>();
+    Ok(there.parts == table.parts && offsets(&there) == offsets(table))
+}
+
+/// Writes the tensors that are not done; answers with the checksums of those that are not experts.
+fn write(file: &OutFile, source: &Source, out: &Named, done: &[bool], copier: &mut Copier) -> Result<Checks> {
+    for ((content, at), &done) in file.contents.iter().zip(done) {
+        match content {
+            Content::Experts(layer) if done => {
+                let of = |&i: &usize| &source.index.tensors[i];
+                copier.skip(layer.tensors.iter().map(of).map(|t| t.expert_bytes * t.ne[2]).sum())?;
+            }
+            Content::Experts(layer) => write_experts(layer, *at, source, out, copier)?,
+            Content::Dense(..) => {}
+        }
+    }
+    let mut dense = Vec::new();
+    for (content, at) in &file.contents {
+        if let Content::Dense(from, i) = content {
+            let tensor = &source.headers[*from].tensors[*i];
+            dense.push(copier.copy((&source.files[*from], tensor.offset), tensor.bytes, Some((out, *at)))?);
+        }
+    }
+    Ok(Checks { header: crc32fast::hash(&file.header), header_bytes: file.header.len() as u64, dense })
+}
+
+fn write_experts(layer: &Layer, at: u64, source: &Source, out: &Named, copier: &mut Copier) -> Result<()> {
+    let mut table = layer.table.clone();
+    let n_parts = layer.tensors.len();
+    for (i, row) in table.rows.iter_mut().enumerate() {
+        let tensor = &source.index.tensors[layer.tensors[i % n_parts]];
+        let from = (&source.files[tensor.file as usize], tensor.offset_of((i / n_parts) as u32));
+        row.crc32 = copier.copy(from, tensor.expert_bytes, Some((out, at + row.offset)))?;
+    }
+    out.file.sync_data().map_err(out.error("write"))?;
+    out.write(at, &table.encode())
+}
