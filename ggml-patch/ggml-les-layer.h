@@ -20,7 +20,7 @@ static const struct ggml_tensor * ggml_les_root(const struct ggml_tensor * t) {
 // node i if it multiplies with experts that stream, for the same tokens as `first` (or any, if that is NULL)
 static struct ggml_tensor * ggml_les_experts_node(const struct ggml_cgraph * cgraph, int i, const struct ggml_tensor * first) {
     struct ggml_tensor * node = i < cgraph->n_nodes ? cgraph->nodes[i] : NULL;
-    if (!node || node->op != GGML_OP_MUL_MAT_ID || !ggml_les_streams(node->src[0]) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+    if (!node || node->op != GGML_OP_MUL_MAT_ID || ggml_is_empty(node) || !ggml_les_streams(node->src[0]) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
         return NULL;
     }
     return first && node->src[2] != first->src[2] ? NULL : node;

@@ -45,11 +45,7 @@ pub const MAX_DEPTH: usize = 8;
 /// When all that was predicted for so many layers in a row was in memory, only every so many layers are looked at.
 const NEEDLESS: u32 = 64;
 /// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
-pub const LEAST_PROBABILITY: f32 = 0.6;
-/// Of experts that are less likely than this, only the matrix that is used first is: the others can be read while it is
-/// multiplied, if the expert is picked.
-pub const LEAST_FOR_ALL: f32 = 0.8;
-
+pub const LEAST_PROBABILITY: f32 = 0.7;
 /// What is likely to be needed soon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Guesses {

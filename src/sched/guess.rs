@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::io::Read;
-use crate::lookahead::{Guesses, LEAST_FOR_ALL};
+use crate::lookahead::{Guess, Guesses};
 use crate::store::{Acquired, BlockId, State};
 
 use super::{Core, Streamer};
@@ -156,8 +156,8 @@ impl Core {
 
 impl Streamer {
     /// The layer of the tensor `at`, its first, is being computed; `guesses` are the likely experts of the next layers, the
-    /// nearest first, of this pass or the next. They replace the guesses made before. Answers how many matrices of them are not in memory; `None`
-    /// without guesses. Any thread.
+    /// nearest first, of this pass or the next. They replace the guesses made before. Answers how many matrices of them are
+    /// not in memory; `None` without guesses. Any thread.
     pub fn guess(&self, at: usize, guesses: &[Guesses]) -> Option<usize> {
         let mut guard = self.core.lock();
         let core = &mut *guard;
@@ -165,18 +165,17 @@ impl Streamer {
         let guesses = if core.ahead.crowded { &[] } else { guesses };
         core.release_held(|held| held.lead == at || guesses.iter().any(|g| g.tensor == held.lead));
         for Guesses { tensor, experts } in guesses {
-            for t in self.parts_from(*tensor) {
-                if !core.uses(t) {
-                    continue;
-                }
-                for guess in experts {
-                    let read = t == *tensor || guess.probability >= LEAST_FOR_ALL;
-                    let expert = guess.expert;
+            // expert by expert: one is of use when all of it is there
+            for &Guess { expert, .. } in experts {
+                for t in self.parts_from(*tensor) {
+                    if !core.uses(t) {
+                        continue;
+                    }
                     for block in self.blocks_of(core, t, std::iter::once(expert)) {
                         match core.store.state(block) {
-                            State::Absent if read => core.ahead.queue.push_back(block),
+                            State::Absent => core.ahead.queue.push_back(block),
                             State::Ready | State::Loading => core.hold(Held { block, lead: *tensor, expert }),
-                            State::Absent | State::Failed => {}
+                            State::Failed => {}
                         }
                     }
                 }

@@ -1,15 +1,14 @@
 //! What a machine does with a trace, event by event: one device that reads, one processor that computes, one cache.
 //!
 //! It is the library's design in small. A layer is computed up to its router; then its experts are known: those that are
-//! in the cache are pinned, the others get a slot and their parts are read, first this part of every expert, then the
-//! next. The processor takes whatever part has arrived; it waits only when none has. What is predicted for the next
-//! layers is read when nothing that is needed is under way, and pinned until its layer has passed.
+//! in the cache are pinned, the others get a slot and are read, one after the other, with all their parts. The processor takes
+//! whatever expert has arrived; it waits only when none has. What is predicted for the next layers is read when nothing that
+//! is needed is under way, and pinned until its layer has passed.
 //!
 //! Slots hold a whole expert of any layer here, and the processor's time does not depend on the device's work.
 
 use std::collections::VecDeque;
 
-use les::lookahead::LEAST_FOR_ALL;
 use les::sched::LANES;
 use les::store::{BlockId, Policy};
 use serde::Serialize;
@@ -193,8 +192,8 @@ impl<'a> Machine<'a> {
                 let _ = self.take_slot(b, false) || self.take_slot(b, true);
             }
         }
-        for part in 0..self.trace.part_bytes[pass.at].len() {
-            for &block in &blocks {
+        for &block in &blocks {
+            for part in 0..self.trace.part_bytes[pass.at].len() {
                 let state = &mut self.blocks[block as usize].parts[part];
                 if *state == Part::Absent {
                     *state = Part::Asked;
@@ -226,11 +225,10 @@ impl<'a> Machine<'a> {
         let last = likely.iter().map(|(at, _)| *at).max().unwrap_or(*at);
         self.release(|layer| (*at..=last).contains(&layer));
         for (at, experts) in likely {
-            for part in 0..trace.part_bytes[at].len() {
-                for (e, probability) in &experts {
-                    let block = self.firsts[at] + e;
-                    let read = part == 0 || *probability >= LEAST_FOR_ALL;
-                    if read && self.blocks[block as usize].lacks(part) {
+            for (e, _) in &experts {
+                let block = self.firsts[at] + e;
+                for part in 0..trace.part_bytes[at].len() {
+                    if self.blocks[block as usize].lacks(part) {
                         self.guesses.push_back(Read { block, at, part });
                     }
                     if self.blocks[block as usize].resident {
@@ -243,22 +241,18 @@ impl<'a> Machine<'a> {
 
     /// Computes the experts of `pass`, which takes `experts_ms`, as they arrive. Answers how long it waited.
     fn compute(&mut self, pass: &Pass, experts_ms: f64) -> f64 {
-        let sizes = &self.trace.part_bytes[pass.at];
-        let all = sizes.iter().sum::<u64>() as f64 * pass.needs.len() as f64;
+        let mut left: Vec<BlockId> = pass.needs.iter().map(|e| self.firsts[pass.at] + e).collect();
         let mut waited = 0.0;
-        for (part, &size) in sizes.iter().enumerate() {
-            let mut left: Vec<BlockId> = pass.needs.iter().map(|e| self.firsts[pass.at] + e).collect();
-            while !left.is_empty() {
-                if let Some(i) = left.iter().position(|&b| self.blocks[b as usize].has(part, self.now)) {
-                    left.remove(i);
-                    self.advance(self.now + experts_ms * size as f64 / all);
-                } else {
-                    self.issue();
-                    // what is needed is in flight, or behind others that are
-                    let Some(&(next, ..)) = self.flying.front() else { break };
-                    waited += next - self.now;
-                    self.advance(next);
-                }
+        while !left.is_empty() {
+            if let Some(i) = left.iter().position(|&b| self.blocks[b as usize].complete(self.now)) {
+                left.remove(i);
+                self.advance(self.now + experts_ms / pass.needs.len() as f64);
+            } else {
+                self.issue();
+                // what is needed is in flight, or behind others that are
+                let Some(&(next, ..)) = self.flying.front() else { break };
+                waited += next - self.now;
+                self.advance(next);
             }
         }
         waited
