@@ -34,16 +34,14 @@ static bool ggml_les_inner_node(const struct ggml_cgraph * cgraph, int i, int n_
 // whether the nodes from first on are those of a layer: one or two multiplications (gate and up, in one tensor or two), their
 // activation, and another one (down). Returns the number of the last, or -1
 static int ggml_les_match_layer(const struct ggml_cgraph * cgraph, int first, struct ggml_tensor * ops[GGML_LES_LAYER_OPS]) {
-    int i = first;
-    ops[0] = ggml_les_experts_node(cgraph, i, NULL);
+    ops[0] = ggml_les_experts_node(cgraph, first, NULL);
     if (!ops[0]) {
         return -1;
     }
-    bool inner = true;
-    int  j     = ggml_les_next_node(cgraph, i + 1);
+    int j  = ggml_les_next_node(cgraph, first + 1);
     ops[1] = ggml_les_experts_node(cgraph, j, ops[0]);
     // a tensor of both is used as two views
-    inner = ggml_les_inner_node(cgraph, i, ops[1] ? 1 : 2);
+    bool inner = ggml_les_inner_node(cgraph, first, ops[1] ? 1 : 2);
     if (ops[1]) {
         inner = inner && ggml_les_inner_node(cgraph, j, 1) && ops[1]->src[1] == ops[0]->src[1];
         j     = ggml_les_next_node(cgraph, j + 1);
@@ -60,7 +58,17 @@ static int ggml_les_match_layer(const struct ggml_cgraph * cgraph, int first, st
     }
     j = ggml_les_next_node(cgraph, j + 1);
     ops[3] = ggml_les_experts_node(cgraph, j, ops[0]);
-    return ops[3] && ops[3]->src[1] == ops[2] ? j : -1;
+    if (!ops[3] || ops[3]->src[1] != ops[2]) {
+        return -1;
+    }
+    // nor may anybody else see it by way of a view
+    for (int i = first + 1; i < j; ++i) {
+        const struct ggml_tensor * whole = cgraph->nodes[i]->view_src;
+        if (whole && (whole == ops[0] || whole == ops[1] || whole == ops[2]) && !ggml_les_inner_node(cgraph, i, 1)) {
+            return -1;
+        }
+    }
+    return j;
 }
 
 // computes the layer that begins with node node_n, if one does and it can be had as a whole. Every thread. Returns how many
