@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::flight::{self, Flight, Next, Rest};
+use super::flight::{Flight, Rest, Span, runs};
 use super::{Completion, Engine, Files, Read};
 use crate::error::{Error, Result};
 use crate::store::Arena;
@@ -39,7 +39,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Reads in turn stand here together.
-    queue: VecDeque<Vec<Read>>,
+    queue: VecDeque<Vec<Flight>>,
     done: Vec<Completion>,
     /// Taken over and not yet handed back.
     in_flight: usize,
@@ -76,11 +76,11 @@ impl Pread {
 }
 
 impl Pread {
-    fn take(&self, turns: impl Iterator<Item = Vec<Read>>) {
+    fn take(&self, n_reads: usize, turns: impl Iterator<Item = Vec<Flight>>) {
         let mut state = self.shared.state.lock();
-        for reads in turns {
-            state.in_flight += reads.len();
-            state.queue.push_back(reads);
+        state.in_flight += n_reads;
+        for flights in turns {
+            state.queue.push_back(flights);
             self.shared.work.notify_one();
         }
     }
@@ -92,11 +92,11 @@ impl Engine for Pread {
     }
 
     fn submit(&self, reads: &[Read]) {
-        self.take(reads.iter().map(|&read| vec![read]));
+        self.take(reads.len(), runs(reads).map(|flight| vec![flight]));
     }
 
     fn submit_in_turn(&self, reads: &[Read]) {
-        self.take(std::iter::once(reads.to_vec()));
+        self.take(reads.len(), std::iter::once(runs(reads).collect()));
     }
 
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>) {
@@ -136,35 +136,62 @@ impl Shared {
     fn work(&self) {
         let mut state = self.state.lock();
         while !state.stop {
-            let Some(reads) = state.queue.pop_front() else {
+            let Some(flights) = state.queue.pop_front() else {
                 self.work.wait(&mut state);
                 continue;
             };
-            for read in reads {
+            for mut flight in flights {
                 drop(state);
-                let result = catch_unwind(AssertUnwindSafe(|| self::read(&self.files, &self.arena, read)))
-                    .unwrap_or_else(|_| Err(io::Error::other("the reader thread panicked")));
+                let mut done = Vec::new();
+                let read = || do_reads(&self.files, &self.arena, &mut flight, &mut done);
+                if catch_unwind(AssertUnwindSafe(read)).is_err() {
+                    flight.give_up("the reader thread panicked", &mut done);
+                }
                 state = self.state.lock();
-                state.done.push(Completion { token: read.token, result });
+                state.done.append(&mut done);
                 self.ended.notify_one();
             }
         }
     }
 }
 
-/// Does one read, whose bytes in the arena nobody else uses meanwhile.
+/// Does one read. Nobody else uses its bytes in the arena meanwhile.
 pub(super) fn read(files: &Files, arena: &Arena, read: Read) -> io::Result<()> {
-    let mut flight = Flight::new(read);
+    let mut done = Vec::with_capacity(1);
+    do_reads(files, arena, &mut Flight::new(&[read]), &mut done);
+    done.pop().map_or_else(|| Err(io::Error::other("the read was lost")), |completion| completion.result)
+}
+
+/// Does all reads of a flight. Nobody else uses their bytes in the arena meanwhile.
+fn do_reads(files: &Files, arena: &Arena, flight: &mut Flight, done: &mut Vec<Completion>) {
     loop {
-        let Rest { open, offset, len, to } = flight.rest(files, arena)?;
-        // SAFETY: `rest` has found room for `len` bytes at `to` of the arena, which is borrowed; nobody else uses these
-        // bytes: they are the engine's from submission to completion, or all of the arena is the caller's.
-        let attempt = unsafe { read_at(open.file(), to, len, offset) };
-        if let Next::Done(result) = flight.advance(attempt, open.step()) {
-            open.forget(read.offset, read.len);
-            return result.and_then(|()| flight::verify(&read, arena));
+        let attempt = flight.rest(files, arena).and_then(|Rest { open, offset, spans }| {
+            // SAFETY: `rest` has found room for these bytes in the arena, which is borrowed; nobody else uses them: they are
+            // the engine's from submission to completion, or all of the arena is the caller's.
+            unsafe { read_spans(open.file(), spans, offset) }
+        });
+        if !flight.advance(attempt, files, arena, done) {
+            return;
         }
     }
+}
+
+/// Reads what is at `offset` of the file to the spans, one after the other. May read less.
+///
+/// # Safety
+/// As for [`read_at`], for each of the spans.
+unsafe fn read_spans(file: &File, spans: &[Span], offset: u64) -> io::Result<usize> {
+    #[cfg(target_os = "linux")]
+    if spans.len() > 1 {
+        let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(file);
+        // SAFETY: a span is laid out as an iovec is, and the caller vouches for their bytes; the descriptor is open.
+        let n = unsafe { libc::preadv(fd, spans.as_ptr().cast(), spans.len() as libc::c_int, offset) };
+        return usize::try_from(n).map_err(|_| io::Error::last_os_error());
+    }
+    let Some(first) = spans.first() else { return Ok(0) };
+    // SAFETY: passed on.
+    unsafe { read_at(file, first.at(), first.len(), offset) }
 }
 
 /// Reads up to `len` bytes at `offset` of the file to `to`.

@@ -1,6 +1,8 @@
 //! Every engine, through the same scenarios.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod flights;
+
 use std::collections::HashMap;
 use std::io::{ErrorKind, Write};
 use std::path::Path;

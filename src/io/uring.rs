@@ -15,7 +15,7 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use parking_lot::Mutex;
 
-use super::flight::{self, Flight, Next, Rest};
+use super::flight::{Flight, Rest, runs};
 use super::{Completion, Engine, Files, Read};
 use crate::store::Arena;
 
@@ -38,10 +38,10 @@ pub(super) struct Uring {
 
 #[derive(Default)]
 struct State {
-    /// A read's place here is its name in the ring.
-    flights: Vec<Option<Flight>>,
+    /// A flight's place here is its name in the ring. Boxed: the kernel is told where its spans are.
+    flights: Vec<Option<Box<Flight>>>,
     free: Vec<usize>,
-    /// Places of reads that are not in the ring yet.
+    /// Places of flights that are not in the ring yet.
     waiting: VecDeque<usize>,
 }
 
@@ -59,7 +59,7 @@ impl Uring {
         let ring = IoUring::builder().setup_clamp().build(entries)?;
         let mut probe = Probe::new();
         let probed = ring.submitter().register_probe(&mut probe);
-        if probed.is_err() || !probe.is_supported(opcode::Read::CODE) {
+        if probed.is_err() || !probe.is_supported(opcode::Readv::CODE) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel is too old"));
         }
         let timed = ring.params().is_feature_ext_arg();
@@ -75,7 +75,7 @@ impl Uring {
     fn take(&self, flights: impl Iterator<Item = Flight>) {
         let mut state = self.state.lock();
         for flight in flights {
-            let flight = Some(flight);
+            let flight = Some(Box::new(flight));
             let place = match state.free.pop() {
                 Some(place) => {
                     state.flights[place] = flight;
@@ -110,9 +110,10 @@ impl Uring {
         // gone before the lock is.
         let mut queue = unsafe { self.ring.submission_shared() };
         while let Some(&place) = state.waiting.front() {
-            let entry = self.entry(state.flights.get(place).and_then(Option::as_ref)).user_data(place as u64);
-            // SAFETY: the entry's buffer lies in the arena, and its descriptor is one of `files`. Both outlive the read,
-            // as `drop` waits for it, and the engine owns the buffer until the read is completed.
+            let entry = self.entry(state.flights.get_mut(place).and_then(Option::as_mut)).user_data(place as u64);
+            // SAFETY: the entry's buffers lie in the arena, and its descriptor is one of `files`. Both outlive the read,
+            // as `drop` waits for it, and the engine owns the buffers until the read is completed. The spans that tell where
+            // they are do not move, and are not changed before the flight has landed.
             if unsafe { queue.push(&entry) }.is_err() {
                 break;
             }
@@ -121,17 +122,20 @@ impl Uring {
         queue.len()
     }
 
-    fn entry(&self, flight: Option<&Flight>) -> squeue::Entry {
-        let entry = match flight.map(|flight| flight.rest(&self.files, &self.arena)) {
-            Some(Ok(Rest { open, offset, len, to })) => {
-                let len = u32::try_from(len).unwrap_or(u32::MAX);
-                opcode::Read::new(Fd(open.file().as_raw_fd()), to, len).offset(offset).build()
+    fn entry(&self, flight: Option<&mut Box<Flight>>) -> squeue::Entry {
+        let Some(flight) = flight else { return opcode::Nop::new().build() };
+        let leads = flight.leads;
+        let entry = match flight.rest(&self.files, &self.arena) {
+            Ok(Rest { open, offset, spans }) => {
+                opcode::Readv::new(Fd(open.file().as_raw_fd()), spans.as_ptr().cast(), spans.len() as u32)
+                    .offset(offset)
+                    .build()
             }
             // A read that makes no sense fails as others do, by way of the ring: this wakes the reaper.
-            _ => opcode::Nop::new().build(),
+            Err(_) => opcode::Nop::new().build(),
         };
         // A hard link: the next one begins however this one ends.
-        if flight.is_some_and(|flight| flight.leads) { entry.flags(squeue::Flags::IO_HARDLINK) } else { entry }
+        if leads { entry.flags(squeue::Flags::IO_HARDLINK) } else { entry }
     }
 
     /// Takes what has completed. Reads that came back short wait for their turn again.
@@ -146,35 +150,24 @@ impl Uring {
                 Ok(n) => Ok(n),
                 Err(_) => Err(io::Error::from_raw_os_error(result.saturating_neg())),
             };
-            out.extend(usize::try_from(place).ok().and_then(|place| self.land(place, attempt)));
+            if let Ok(place) = usize::try_from(place) {
+                self.land(place, attempt, out);
+            }
         }
     }
 
-    fn land(&self, place: usize, attempt: io::Result<usize>) -> Option<Completion> {
+    fn land(&self, place: usize, attempt: io::Result<usize>, out: &mut Vec<Completion>) {
+        // not under the lock: checksums are computed here, and nobody else touches a flight whose attempt has ended
+        let Some(mut flight) = self.state.lock().flights.get_mut(place).and_then(Option::take) else { return };
+        let again = flight.advance(attempt, &self.files, &self.arena, out);
+        // those behind it have begun already
+        flight.leads = false;
         let mut state = self.state.lock();
-        let flight = state.flights.get_mut(place)?.as_mut()?;
-        let read = flight.read;
-        let (next, open) = match flight.rest(&self.files, &self.arena) {
-            Ok(Rest { open, .. }) => (flight.advance(attempt, open.step()), Some(open)),
-            Err(error) => (Next::Done(Err(error)), None),
-        };
-        match next {
-            Next::Again => {
-                // those behind it have begun already
-                flight.leads = false;
-                state.waiting.push_back(place);
-                None
-            }
-            Next::Done(result) => {
-                state.flights[place] = None;
-                state.free.push(place);
-                drop(state);
-                if let Some(open) = open {
-                    open.forget(read.offset, read.len);
-                }
-                let result = result.and_then(|()| flight::verify(&read, &self.arena));
-                Some(Completion { token: read.token, result })
-            }
+        if again {
+            state.flights[place] = Some(flight);
+            state.waiting.push_back(place);
+        } else {
+            state.free.push(place);
         }
     }
 
@@ -211,16 +204,14 @@ impl Engine for Uring {
     }
 
     fn submit(&self, reads: &[Read]) {
-        self.take(reads.iter().map(|&read| Flight::new(read)));
+        self.take(runs(reads));
     }
 
     fn submit_in_turn(&self, reads: &[Read]) {
-        let last = reads.len().saturating_sub(1);
-        self.take(reads.iter().enumerate().map(|(i, &read)| {
-            let mut flight = Flight::new(read);
-            flight.leads = i < last;
-            flight
-        }));
+        let mut flights: Vec<Flight> = runs(reads).collect();
+        let last = flights.len().saturating_sub(1);
+        flights[..last].iter_mut().for_each(|flight| flight.leads = true);
+        self.take(flights.into_iter());
     }
 
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>) {
