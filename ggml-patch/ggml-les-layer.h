@@ -26,30 +26,34 @@ static struct ggml_tensor * ggml_les_experts_node(const struct ggml_cgraph * cgr
     return first && node->src[2] != first->src[2] ? NULL : node;
 }
 
-// whether nobody but the layer sees what node i computes
+// whether nobody but the layer, which uses it n_uses times, sees what node i computes
 static bool ggml_les_inner_node(const struct ggml_cgraph * cgraph, int i, int n_uses) {
-    return ggml_node_get_use_count(cgraph, i) <= n_uses && !(cgraph->nodes[i]->flags & GGML_TENSOR_FLAG_OUTPUT);
+    return ggml_node_get_use_count(cgraph, i) == n_uses && !(cgraph->nodes[i]->flags & GGML_TENSOR_FLAG_OUTPUT);
 }
 
 // whether the nodes from first on are those of a layer: one or two multiplications (gate and up, in one tensor or two), their
 // activation, and another one (down). Returns the number of the last, or -1
 static int ggml_les_match_layer(const struct ggml_cgraph * cgraph, int first, struct ggml_tensor * ops[GGML_LES_LAYER_OPS]) {
     ops[0] = ggml_les_experts_node(cgraph, first, NULL);
-    if (!ops[0]) {
+    if (!ops[0] || ops[0]->src[2]->ne[1] > GGML_LES_LAYER_TOKENS) {
         return -1;
     }
     int j  = ggml_les_next_node(cgraph, first + 1);
     ops[1] = ggml_les_experts_node(cgraph, j, ops[0]);
-    // a tensor of both is used as two views
-    bool inner = ggml_les_inner_node(cgraph, first, ops[1] ? 1 : 2);
     if (ops[1]) {
-        inner = inner && ggml_les_inner_node(cgraph, j, 1) && ops[1]->src[1] == ops[0]->src[1];
-        j     = ggml_les_next_node(cgraph, j + 1);
+        if (!ggml_les_inner_node(cgraph, j, 1) || ops[1]->src[1] != ops[0]->src[1]) {
+            return -1;
+        }
+        j = ggml_les_next_node(cgraph, j + 1);
     }
-    if (!inner || j >= cgraph->n_nodes || cgraph->nodes[j]->op != GGML_OP_GLU || !ggml_les_inner_node(cgraph, j, 1)) {
+    if (j >= cgraph->n_nodes || cgraph->nodes[j]->op != GGML_OP_GLU || !ggml_les_inner_node(cgraph, j, 1)) {
         return -1;
     }
     ops[2] = cgraph->nodes[j];
+    // a tensor of both gate and up may be used as two views
+    if (!ggml_les_inner_node(cgraph, first, !ops[1] && ops[2]->src[1] ? 2 : 1)) {
+        return -1;
+    }
     const struct ggml_tensor * a = ggml_les_root(ops[2]->src[0]);
     const struct ggml_tensor * b = ops[2]->src[1] ? ggml_les_root(ops[2]->src[1]) : a;
     const struct ggml_tensor * second = ops[1] ? ops[1] : ops[0];
@@ -88,7 +92,7 @@ static int ggml_les_compute_layer(const struct ggml_cgraph * cgraph, int node_n,
         return 0;
     }
     for (int wave = 0; ; ++wave) {
-        const int n = ggml_les_layer_wave(layer, wave, params->ith);
+        const int n = ggml_les_layer_wave(layer, wave);
         if (n < 0) {
             params->threadpool->ec = GGML_STATUS_FAILED;
         }

@@ -387,6 +387,7 @@ void ggml_les_model_release(struct ggml_les_model * model) {
         told(les_model_stats_write(model->handle, stats.c_str()));
     }
     told(les_model_profile_save(model->handle));
+    told(les_model_trace_close(model->handle));
     les_model_free(model->handle);
     delete model;
 }
@@ -413,9 +414,6 @@ namespace {
 // a shadow's mark: its extra is a ggml_les_layer
 constexpr int32_t flag_layer = 1 << 30;
 
-// what is worth computing in waves: more tokens need too many experts, and memory for their rows
-constexpr int64_t most_tokens = 8;
-
 struct layer_memory {
     ggml_les_layer       layer = {};
     les_op               op = {};
@@ -424,9 +422,10 @@ struct layer_memory {
 
 thread_local layer_memory layer_of_thread; // of the one that opened it
 
-// the positions of this thread's wave
-thread_local uint32_t wave_first = 0;
-thread_local uint32_t wave_last  = 0;
+// this thread's wave, and its positions
+thread_local uint32_t wave_number = 0;
+thread_local uint32_t wave_first  = 0;
+thread_local uint32_t wave_last   = 0;
 
 les_op op_of(const ggml_tensor * dst, uint32_t tensor, int n_threads) {
     const ggml_tensor * src1 = dst->src[1];
@@ -465,8 +464,7 @@ void notice_once(ggml_les_model * model) {
 
 struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_LES_LAYER_OPS], int n_threads) {
     const ggml_tensor * x = ops[0]->src[1];
-    if (ops[0]->src[2]->ne[1] > most_tokens || ops[0]->src[2]->nb[0] != sizeof(int32_t) || x->type != GGML_TYPE_F32 ||
-        !ggml_is_contiguous(x)) {
+    if (ops[0]->src[2]->nb[0] != sizeof(int32_t) || x->type != GGML_TYPE_F32 || !ggml_is_contiguous(x)) {
         return nullptr;
     }
 
@@ -489,14 +487,14 @@ struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_
     const les_op op = op_of(ops[0], tensors[0], n_threads);
     les_layer * handle = nullptr;
     if (les_layer_open(model->handle, &op, tensors.data() + 1, (uint32_t) tensors.size() - 1, &handle) != LES_OK) {
-        return nullptr; // whatever is wrong will be met again, and told, by the first of the operations
+        return nullptr; // what is wrong will be met again, and told, by the first of the operations
     }
     notice_once(model);
 
     layer_memory & memory = layer_of_thread;
     ggml_les_layer & layer = memory.layer;
     size_t size = ggml_nbytes(x);
-    for (int i = 0; i < GGML_LES_LAYER_OPS - 1; ++i) {
+    for (int i = 0; i < 2; ++i) {
         size += ops[i] ? GGML_PAD(ggml_nbytes(ops[i]), 64) : 0;
     }
     if (memory.bytes.size() < size + 64) {
@@ -513,7 +511,7 @@ struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_
         layer.ops[i] = ops[i] ? *ops[i] : ggml_tensor {};
         layer.ops[i].extra  = &layer;
         layer.ops[i].flags |= flag_layer;
-        if (ops[i] && i + 1 < GGML_LES_LAYER_OPS) {
+        if (ops[i] && i < 2) {
             take(layer.ops[i]);
         }
     }
@@ -538,17 +536,26 @@ struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_
     return &layer;
 }
 
-int ggml_les_layer_wave(struct ggml_les_layer * layer, int wave, int ith) {
+// by the thread that opened the layer
+static void attend(const ggml_les_layer * layer, uint32_t wave, bool computing) {
+    if (layer == &layer_of_thread.layer && wave < 2) {
+        les_layer_attend((les_layer *) layer->handle, wave, computing, &layer_of_thread.op); // nothing depends on it
+    }
+}
+
+int ggml_les_layer_wave(struct ggml_les_layer * layer, int wave) {
     les_layer * handle = (les_layer *) layer->handle;
     ggml_les_model * model = ((const ggml_les_buffer *) layer->ops[0].src[0]->buffer->context)->model;
-    if (ith == 0 && wave < 2 && les_layer_attend(handle, wave, &layer_of_thread.op) != LES_OK) {
-        fail(last_error(model)); // nothing was computed wrongly
-    }
+    attend(layer, wave, false);
     uint32_t first = 0;
     uint32_t last  = 0;
     const int status = les_layer_wave(handle, wave, &first, &last);
     if (status == LES_END) {
         return 0;
+    }
+    if (status == LES_ERR_NULL || status == LES_ERR_HANDLE || status == LES_ERR_INVALID || status == LES_ERR_PANIC) {
+        // this thread's error alone: the others would wait for it for ever
+        GGML_ABORT("les: %s", last_error(model).c_str());
     }
     if (status != LES_OK) {
         if (model->failed.exchange(layer->handle) != layer->handle) {
@@ -556,8 +563,9 @@ int ggml_les_layer_wave(struct ggml_les_layer * layer, int wave, int ith) {
         }
         return -1;
     }
-    wave_first = first;
-    wave_last  = last;
+    wave_number = wave;
+    wave_first  = first;
+    wave_last   = last;
     return (int) (last - first);
 }
 
@@ -604,6 +612,9 @@ void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor *
     if (walk->layer) {
         const ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
         walk->tensor = model->tensors.at(walk->src0.data);
+        if (dst == &walk->layer->ops[0]) {
+            attend(walk->layer, wave_number, true);
+        }
     }
 }
 

@@ -94,9 +94,11 @@ struct ggml_les_walk {
 
 // a layer's operations as a whole: the multiplications before the activation (one or two), the activation, the last one
 #define GGML_LES_LAYER_OPS 4
+// for how many tokens at most that is worth it: more need too many experts, and memory for their rows
+#define GGML_LES_LAYER_TOKENS 8
 struct ggml_les_layer {
-    // shadows with memory of their own, except for the result: what the graph gives the others may be the result's too,
-    // and then a wave would overwrite what the next one needs. What there is not has GGML_OP_NONE
+    // shadows. Those before the activation have memory of their own: what the graph gives them may be the result's too, and
+    // then a wave would overwrite what the next one needs. What there is not has GGML_OP_NONE
     struct ggml_tensor ops[GGML_LES_LAYER_OPS];
     struct ggml_tensor input;
     struct ggml_tensor views[2]; // of the activation's sources
@@ -106,9 +108,10 @@ struct ggml_les_layer {
 // opens the layer of these operations (ops[1] may be NULL) for n_threads walkers; one thread, before a barrier. Returns NULL
 // when its operations must be opened one by one. The layer is the thread's, until it opens the next one
 GGML_API struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_LES_LAYER_OPS], int n_threads);
-// every thread, after a barrier: waits for the next experts, on which layer->ops are to be computed. Thread 0 looks ahead
-// returns how many they are: 0 when there are no more, -1 when a read failed; then the thread has left
-GGML_API int  ggml_les_layer_wave(struct ggml_les_layer * layer, int wave, int ith);
+// every thread, after a barrier: waits for the next experts, on which layer->ops are to be computed. The thread that opened
+// the layer looks ahead, here and while it walks
+// returns how many they are: 0 when there are no more, -1 when a read failed (every thread is told so); then the thread has left
+GGML_API int  ggml_les_layer_wave(struct ggml_les_layer * layer, int wave);
 
 // opens the operation dst = mul_mat_id(src0, src1, ids) for n_threads walkers; one thread, before a barrier
 // returns false when that failed

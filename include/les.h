@@ -224,7 +224,7 @@ const char *les_version(void);
 // are the `n_later` other tensors, in that order, whose experts are needed for the same picks.
 // An expert is handed out when all its matrices are there, so that those that are can be computed, with all operations,
 // while the others are read. `LES_ERR_NOT_FOUND` when the cache has no room for all of them at once: open tickets then.
-// Nothing is read before `les_layer_attend`. The handle is closed when the last walker leaves. Any thread.
+// Reads are started by `les_layer_attend`, or when a walker waits. The handle is closed when the last walker leaves. Any thread.
 //
 // `op` and `out` as for `les_ticket_open`; `later` is NULL or readable for `n_later` numbers.
 les_status les_layer_open(const struct les_model *handle,
@@ -233,19 +233,21 @@ les_status les_layer_open(const struct les_model *handle,
                           uint32_t n_later,
                           struct les_layer **out);
 
-// To be called by one walker, after the others may have begun to walk, before it asks for wave `wave`, with the operation
-// that the layer was opened with: its ids and input must be what they were. Starts the reads (before wave 0) and, at the
-// best time, learns from the picks and reads ahead. A layer that is not attended never ends.
+// To be called by one walker twice for each wave: before it asks for wave `wave` with `computing` 0, and with 1 when the
+// others have begun to compute it. Starts the reads, learns from the picks and reads ahead, each when the walkers have
+// something to compute meanwhile, or would wait anyway. `op` is what the layer was opened with: its ids and input must be
+// what they were. A layer that is not attended does without guesses. Waves 0 and 1 suffice.
 //
 // `op` as for `les_layer_open`.
 les_status les_layer_attend(struct les_layer *layer,
                             uint32_t wave,
+                            int32_t computing,
                             const struct les_op *op);
 
 // The next experts whose matrices are all there, at least one: the positions from `*first` up to, but not with, `*last`.
 // `wave` is 0 first, then 1, and so on; every walker gets the same answers. By asking for a wave a walker gives up the
 // experts of the one before. Waits for the device if need be. After the last one the answer is `LES_END`, and this walker
-// has left; so it has after an error, but not after `LES_ERR_NULL`. Each walker is a thread, as for `les_ticket_next`.
+// has left; so it has after an error, but not after `LES_ERR_NULL` or `LES_ERR_INVALID`. Each walker is a thread, as for `les_ticket_next`.
 //
 // `first` and `last` are NULL or writable.
 les_status les_layer_wave(struct les_layer *layer,
@@ -386,6 +388,11 @@ les_status les_model_stats_write(const struct les_model *handle,
 // once or not at all. `LES_ERR_NOT_FOUND` before streaming begins, without a profile, or when the file is another's (then
 // `les_model_notice` says so). Any thread; tickets wait meanwhile.
 les_status les_model_profile_save(const struct les_model *handle);
+
+// Ends the routing trace that `les_params` named, and writes what is left of it. An error is that of the first record that
+// could not be written: the trace ends before it. `LES_ERR_NOT_FOUND` without a trace, or when it has been ended. Any
+// thread; tickets wait meanwhile.
+les_status les_model_trace_close(const struct les_model *handle);
 
 // Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
 // thread.

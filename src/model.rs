@@ -12,7 +12,7 @@ use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::lookahead::{self, Lookahead};
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
-use crate::sched::{FileGuard, Layer, LayerRequest, Request, Streamer, Ticket};
+use crate::sched::{Due, FileGuard, Layer, LayerRequest, Request, Streamer, Ticket};
 use crate::stats::Stats;
 use crate::store::{Arena, Plan, Store, Valued};
 use crate::sync::Mutex;
@@ -265,7 +265,7 @@ impl Model {
         let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
             self.check_input(request.tensor, input)?;
-            guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input)?;
+            guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input);
         }
         asking.end(ticket.streamer(), guessing);
         Ok(ticket)
@@ -277,29 +277,27 @@ impl Model {
     /// As [`Layer::open`] and [`Model::ticket`].
     pub fn layer(&self, request: LayerRequest, input: &[&[f32]]) -> Result<Option<Layer>, Arc<Error>> {
         let asking = Asking::begin();
-        let Some(layer) = Layer::open(self.streamer()?.clone(), request)? else { return Ok(None) };
-        self.check_input(layer.lead(), input)?;
-        asking.end(layer.streamer(), Duration::ZERO);
-        Ok(Some(layer))
+        let streamer = self.streamer()?;
+        if let Some(&tensor) = request.tensors.first().filter(|&&t| t < self.index.tensors.len()) {
+            self.check_input(tensor, input)?;
+        }
+        let layer = Layer::open(streamer.clone(), request)?;
+        asking.end(streamer, Duration::ZERO);
+        Ok(layer)
     }
 
-    /// Does for `layer` what can be done while its experts are computed: to be called by one walker before each wave.
-    /// Starts the reads, and, when the device is given nothing else or the walkers are about to wait for it, learns from
-    /// what the router picked and reads ahead. `picks`, `rows` and `input` are those that the layer was opened with.
-    ///
-    /// # Errors
-    /// [`Error::File`] when the trace cannot be written.
-    pub fn attend(&self, layer: &Layer, wave: u32, picks: &[i32], rows: usize, input: &[&[f32]]) -> Result<()> {
+    /// Does what is due for `layer`, see [`Layer::due`]: starts the reads, learns from what the router picked, and reads
+    /// ahead. `picks`, `rows` and `input` are those that the layer was opened with.
+    pub fn attend(&self, layer: &Layer, due: Due, picks: &[i32], rows: usize, input: &[&[f32]]) {
         let asking = Asking::begin();
-        if wave == 0 {
+        if due.read {
             layer.read();
         }
         let mut guessing = Duration::ZERO;
-        if wave == u32::from(!layer.whole()) {
-            guessing = self.look_ahead(layer.streamer(), layer.lead(), picks, rows, input)?;
+        if due.look_ahead {
+            guessing = self.look_ahead(layer.streamer(), layer.lead(), picks, rows, input);
         }
         asking.end(layer.streamer(), guessing);
-        Ok(())
     }
 
     /// What the experts of `tensor` are applied to must be numbers.
@@ -312,25 +310,18 @@ impl Model {
     }
 
     /// The layer that `tensor` leads is being computed: learns from it and reads ahead. Answers how long that took.
-    fn look_ahead(
-        &self,
-        streamer: &Streamer,
-        tensor: usize,
-        picks: &[i32],
-        rows: usize,
-        input: &[&[f32]],
-    ) -> Result<Duration> {
-        let Some(lookahead) = self.lookahead.get() else { return Ok(Duration::ZERO) };
+    fn look_ahead(&self, streamer: &Streamer, tensor: usize, picks: &[i32], rows: usize, input: &[&[f32]]) -> Duration {
+        let Some(lookahead) = self.lookahead.get() else { return Duration::ZERO };
         let began = Instant::now();
         let mut lookahead = lookahead.lock();
         let guesses = lookahead.predict(tensor, picks, rows, input);
         lookahead.told(streamer.guess(tensor, &guesses));
         // now that the device is busy
-        lookahead.learn(tensor, picks, rows, input)?;
+        lookahead.learn(tensor, picks, rows, input);
         if let Some(values) = lookahead.values(tensor) {
             streamer.set_values(tensor, values);
         }
-        Ok(began.elapsed())
+        began.elapsed()
     }
 
     /// What the user should know of how the files are read, and of the profile, as far as it is known: all of it once
@@ -349,6 +340,14 @@ impl Model {
     /// [`Error::File`] when it cannot be written; what was there is still there.
     pub fn save_profile(&self) -> Result<bool> {
         self.lookahead.get().map_or(Ok(false), |lookahead| lookahead.lock().save_profile())
+    }
+
+    /// Ends the trace that the options name; answers whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::File`] when not all of it could be written.
+    pub fn close_trace(&self) -> Result<bool> {
+        self.lookahead.get().map_or(Ok(false), |lookahead| lookahead.lock().close_trace())
     }
 
     /// Fills `to` with what is at byte `offset` of the expert tensor number `tensor`, from its file and past the cache: for

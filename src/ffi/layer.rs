@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::model::Model;
-use crate::sched::{Layer, LayerRequest};
+use crate::sched::{Due, Layer, LayerRequest};
 
 use super::guard::{guard, ok, put, sized};
 use super::handle::Handles;
@@ -29,7 +29,7 @@ static LAYERS: Handles<Open> = Handles::new();
 /// are the `n_later` other tensors, in that order, whose experts are needed for the same picks.
 /// An expert is handed out when all its matrices are there, so that those that are can be computed, with all operations,
 /// while the others are read. `LES_ERR_NOT_FOUND` when the cache has no room for all of them at once: open tickets then.
-/// Nothing is read before `les_layer_attend`. The handle is closed when the last walker leaves. Any thread.
+/// Reads are started by `les_layer_attend`, or when a walker waits. The handle is closed when the last walker leaves. Any thread.
 ///
 /// # Safety
 /// `op` and `out` as for `les_ticket_open`; `later` is NULL or readable for `n_later` numbers.
@@ -69,22 +69,31 @@ pub unsafe extern "C" fn les_layer_open(
     })
 }
 
-/// To be called by one walker, after the others may have begun to walk, before it asks for wave `wave`, with the operation
-/// that the layer was opened with: its ids and input must be what they were. Starts the reads (before wave 0) and, at the
-/// best time, learns from the picks and reads ahead. A layer that is not attended never ends.
+/// To be called by one walker twice for each wave: before it asks for wave `wave` with `computing` 0, and with 1 when the
+/// others have begun to compute it. Starts the reads, learns from the picks and reads ahead, each when the walkers have
+/// something to compute meanwhile, or would wait anyway. `op` is what the layer was opened with: its ids and input must be
+/// what they were. A layer that is not attended does without guesses. Waves 0 and 1 suffice.
 ///
 /// # Safety
 /// `op` as for `les_layer_open`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn les_layer_attend(layer: *mut LesLayer, wave: u32, op: *const LesOp) -> LesStatus {
+pub unsafe extern "C" fn les_layer_attend(
+    layer: *mut LesLayer,
+    wave: u32,
+    computing: i32,
+    op: *const LesOp,
+) -> LesStatus {
     guard(|| {
         let open = open(layer)?;
         // SAFETY: the caller vouches for `op`.
         let op = unsafe { sized(op, NO_OP) }?;
-        // SAFETY: passed on.
-        let Asked { ids, rows } = unsafe { asked(&open.model, &op) }?;
-        let n_tokens = op.n_tokens as usize;
-        open.model.attend(&open.layer, wave, &ids, n_tokens, &rows).map_err(|e| remember(&open.model, &e))?;
+        let due = open.layer.due(wave, computing != 0);
+        if due != Due::default() {
+            // SAFETY: passed on.
+            let Asked { ids, rows } = unsafe { asked(&open.model, &op) }?;
+            let n_tokens = op.n_tokens as usize;
+            open.model.attend(&open.layer, due, &ids, n_tokens, &rows);
+        }
         Ok(LES_OK)
     })
 }
@@ -92,7 +101,7 @@ pub unsafe extern "C" fn les_layer_attend(layer: *mut LesLayer, wave: u32, op: *
 /// The next experts whose matrices are all there, at least one: the positions from `*first` up to, but not with, `*last`.
 /// `wave` is 0 first, then 1, and so on; every walker gets the same answers. By asking for a wave a walker gives up the
 /// experts of the one before. Waits for the device if need be. After the last one the answer is `LES_END`, and this walker
-/// has left; so it has after an error, but not after `LES_ERR_NULL`. Each walker is a thread, as for `les_ticket_next`.
+/// has left; so it has after an error, but not after `LES_ERR_NULL` or `LES_ERR_INVALID`. Each walker is a thread, as for `les_ticket_next`.
 ///
 /// # Safety
 /// `first` and `last` are NULL or writable.

@@ -6,11 +6,13 @@ use std::mem::offset_of;
 
 use crate::error::Error;
 use crate::memory;
+use crate::model::Model;
 use crate::stats::Phase;
 
 use super::guard::{Versioned, guard, ok, put_sized, put_text, size_up_to};
 use super::model::{LesModel, model};
 use super::status::{LES_ERR_NOT_FOUND, LES_OK, LesStatus};
+use super::ticket::remember;
 
 /// What the user should know of how the files are read, and of the profile, in one line; empty when all is as it should
 /// be. Any thread.
@@ -163,14 +165,28 @@ pub unsafe extern "C" fn les_model_stats_write(handle: *const LesModel, path: *c
 pub extern "C" fn les_model_profile_save(handle: *const LesModel) -> LesStatus {
     guard(|| {
         let model = model(handle)?;
-        match model.save_profile() {
-            Ok(saved) => Ok(if saved { LES_OK } else { LES_ERR_NOT_FOUND }),
-            Err(e) => {
-                model.set_last_error(e.to_string());
-                Err(LesStatus::from(&e))
-            }
-        }
+        written(&model, model.save_profile())
     })
+}
+
+/// Ends the routing trace that `les_params` named, and writes what is left of it. An error is that of the first record that
+/// could not be written: the trace ends before it. `LES_ERR_NOT_FOUND` without a trace, or when it has been ended. Any
+/// thread; tickets wait meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_model_trace_close(handle: *const LesModel) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        written(&model, model.close_trace())
+    })
+}
+
+/// What to answer when there was something to write, or not.
+fn written(model: &Model, result: Result<bool, Error>) -> Result<LesStatus, LesStatus> {
+    match result {
+        Ok(true) => Ok(LES_OK),
+        Ok(false) => Ok(LES_ERR_NOT_FOUND),
+        Err(e) => Err(remember(model, &e)),
+    }
 }
 
 /// Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any

@@ -30,7 +30,7 @@ use forecast::{Forecasts, Sample};
 use predict::Prediction;
 use profile::Profile;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::Index;
 use trace::{Outcome, Record, Writer};
 
@@ -89,6 +89,8 @@ pub struct Lookahead {
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
+    /// Why there is none any more.
+    trace_failed: Option<Error>,
     /// For the trace, by distance: what was predicted last.
     traced: Vec<Vec<(u32, f32)>>,
     /// Likewise: what became of the predictions for the pass that is under way.
@@ -108,7 +110,7 @@ impl Lookahead {
     /// knows. `evicts`: the cache is too small for all experts, so what they are worth keeping is of interest.
     ///
     /// # Errors
-    /// [`Error::File`](crate::Error::File) when a router cannot be read, or the trace cannot be written.
+    /// [`Error::File`] when a router cannot be read, or the trace cannot be written.
     pub fn new(
         index: &Index,
         depth: usize,
@@ -165,6 +167,7 @@ impl Lookahead {
             needless: 0,
             keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
+            trace_failed: None,
             profile,
             traced: Vec::new(),
             outcomes: vec![Outcome::default(); depth],
@@ -209,7 +212,7 @@ impl Lookahead {
     /// Writes the profile; answers whether there is one that is this model's.
     ///
     /// # Errors
-    /// [`Error::File`](crate::Error::File) when it cannot be written.
+    /// [`Error::File`] when it cannot be written.
     pub fn save_profile(&self) -> Result<bool> {
         match (&self.profile, &self.keep) {
             (Some(profile), Some(keep)) => profile.save(&self.calibrations, keep),
@@ -311,14 +314,12 @@ impl Lookahead {
         Some(Guesses { tensor: site.tensor, experts })
     }
 
-    /// As [`Lookahead::predict`], but to learn what experts are worth keeping, and to write the trace.
-    ///
-    /// # Errors
-    /// [`Error::File`](crate::Error::File) when the trace cannot be written.
-    pub fn learn(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Result<()> {
-        let Some(at) = self.site_of[tensor] else { return Ok(()) };
+    /// As [`Lookahead::predict`], but to learn what experts are worth keeping, and to write the trace. A trace that cannot be
+    /// written ends there; [`Lookahead::close_trace`] tells.
+    pub fn learn(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) {
+        let Some(at) = self.site_of[tensor] else { return };
         if self.trace.is_none() && self.keep.is_none() {
-            return Ok(());
+            return;
         }
         // what was predicted is close enough to learn from, and costs nothing
         let predicted = self.sites[at].predictions.first().and_then(Prediction::scores);
@@ -333,13 +334,29 @@ impl Lookahead {
             keep.observe(at, n_rows, picks, &self.scores);
         }
         self.weigh(at, picks);
-        let Some(trace) = &mut self.trace else { return Ok(()) };
+        let Some(trace) = &mut self.trace else { return };
         let rounded = |row: &[f32]| row.iter().copied().map(rounded).collect();
         let scores = self.scores.chunks(self.row.len().max(1)).map(rounded).collect();
         let guesses = std::mem::take(&mut self.traced);
         let known = self.outcomes.iter().rposition(|o| o.recall.picks > 0).map_or(0, |last| last + 1);
         let outcomes = self.outcomes[..known].to_vec();
-        trace.write(&Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores, guesses, outcomes })
+        let record = Record { at: at as u32, rows: n_rows as u32, picks: picks.to_vec(), scores, guesses, outcomes };
+        if let Err(e) = trace.write(&record) {
+            self.trace = None;
+            self.trace_failed = Some(e);
+        }
+    }
+
+    /// Ends the trace; answers whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::File`] when not all of it could be written.
+    pub fn close_trace(&mut self) -> Result<bool> {
+        match (self.trace_failed.take(), self.trace.take()) {
+            (Some(e), _) => Err(e),
+            (None, Some(trace)) => trace.close().map(|()| true),
+            (None, None) => Ok(false),
+        }
     }
 
     /// The scores of the last rows, in `self.scores`.

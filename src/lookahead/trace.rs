@@ -128,6 +128,14 @@ impl Writer {
         self.line(record)
     }
 
+    /// Writes what is left to the file.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written.
+    pub fn close(mut self) -> Result<()> {
+        self.out.flush().map_err(|e| failed(&self.path, "write the trace", e))
+    }
+
     fn line(&mut self, value: &impl Serialize) -> Result<()> {
         serde_json::to_writer(&mut self.out, value)
             .map_err(Into::into)

@@ -52,7 +52,24 @@ pub struct Layer {
     arriving: Mutex<Arriving>,
     failed: OnceLock<Arc<Error>>,
     rows: usize,
-    whole: bool,
+    at_first: AtFirst,
+}
+
+/// How many of a layer's experts were in memory, with all their matrices, when it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AtFirst {
+    All,
+    Some,
+    None,
+}
+
+/// What a walker is to do for a layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Due {
+    /// Start the reads.
+    pub read: bool,
+    /// Learn from the picks, and read ahead.
+    pub look_ahead: bool,
 }
 
 struct Arriving {
@@ -63,7 +80,8 @@ struct Arriving {
 }
 
 impl Layer {
-    /// Asks for every expert of the request, with all its matrices; [`Layer::read`] starts the reads. `None` when the slots cannot
+    /// Asks for every expert of the request, with all its matrices; [`Layer::read`], or whoever finds nothing to compute, starts
+    /// the reads. `None` when the slots cannot
     /// hold them all at once, now or ever: then the matrices must be walked one by one.
     ///
     /// # Errors
@@ -88,7 +106,7 @@ impl Layer {
         let fits = streamer.fits(core, tensors, experts.len());
         let answer = if fits { streamer.pin_all(core, &request, &firsts, &experts) } else { Ok(None) };
         drop(guard);
-        let Some(whole) = answer? else { return Ok(None) };
+        let Some(at_first) = answer? else { return Ok(None) };
         let layer = Self {
             tensors: tensors.to_vec(),
             firsts,
@@ -100,7 +118,7 @@ impl Layer {
             arriving: Mutex::new(Arriving { waiting: experts.clone(), published: 0 }),
             failed: OnceLock::new(),
             rows,
-            whole,
+            at_first,
             experts,
             streamer,
         };
@@ -117,9 +135,16 @@ impl Layer {
         self.tensors[0]
     }
 
-    /// Whether everything was in memory from the first.
-    pub fn whole(&self) -> bool {
-        self.whole
+    /// What one walker should do before it asks for wave `wave`, or, `computing`, when the others compute it already: what
+    /// takes a while is done when they have something to compute, or when everybody would wait for the device.
+    pub fn due(&self, wave: u32, computing: bool) -> Due {
+        match (self.at_first, wave, computing) {
+            (AtFirst::All, 0, true) => Due { read: false, look_ahead: true },
+            (AtFirst::Some, 0, true) => Due { read: true, look_ahead: false },
+            (AtFirst::Some, 1, false) => Due { read: false, look_ahead: true },
+            (AtFirst::None, 0, false) => Due { read: true, look_ahead: true },
+            _ => Due::default(),
+        }
     }
 
     /// The positions of wave `wave`: 0 first, then 1, and so on. Waits until there is an expert that no wave had. By
@@ -186,6 +211,8 @@ impl Layer {
             } else if progress.1.elapsed() > STALL_LIMIT {
                 return Err(self.fail(Arc::new(self.streamer.stalled(self.lead()))));
             }
+            // if nobody has started the reads
+            self.streamer.pump(&mut core);
             core = self.streamer.wait(core);
             waited = true;
         }
@@ -202,7 +229,6 @@ impl Layer {
     /// Hands out what is complete. Answers how many positions there are now.
     fn advance(&self, core: &mut Core) -> Result<u32, Arc<Error>> {
         let Arriving { waiting, published } = &mut *self.arriving.lock();
-        let mut asked = false;
         let mut i = 0;
         while i < waiting.len() {
             let expert = waiting[i];
@@ -214,7 +240,7 @@ impl Layer {
                     State::Failed => return Err(self.streamer.failure(core, block)),
                     // it failed for another ticket, which took the error
                     State::Absent => {
-                        asked |= self.streamer.reserve(core, block) == Acquired::Reserved || core.give_up_guesses();
+                        self.streamer.reserve_at_any_cost(core, block);
                     }
                 }
                 complete = false;
@@ -227,9 +253,6 @@ impl Layer {
             let addresses = self.blocks(expert).map(|block| self.streamer.address(core, block)).collect();
             let _ = self.order[*published].set((expert, addresses));
             *published += 1;
-        }
-        if asked {
-            self.streamer.pump(core);
         }
         Ok(*published as u32)
     }
@@ -268,9 +291,8 @@ impl Layer {
         for &expert in &self.experts {
             self.blocks(expert).for_each(|block| core.store.unpin(block));
         }
-        if self.streamer.starved.load(Ordering::SeqCst) > 0 {
-            self.streamer.wake.notify_all();
-        }
+        // a ticket or another layer may wait for a slot
+        self.streamer.wake.notify_all();
     }
 }
 
@@ -306,25 +328,37 @@ impl Streamer {
         wanted.iter().zip(&plan.classes).all(|(&n, class)| n <= class.slots as usize)
     }
 
-    /// Pins all blocks of the experts, and queues the reads of those that are absent, expert by expert. Answers whether
-    /// everything is there already; `None` when there was no room for all: then nothing is pinned, and what got a slot is
-    /// read all the same.
+    /// Gives `block` a slot, at the expense of guesses if need be. Answers whether there was one.
+    fn reserve_at_any_cost(&self, core: &mut Core, block: BlockId) -> bool {
+        while self.reserve(core, block) == Acquired::Full {
+            if !core.give_up_guesses() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Pins all blocks of the experts, and queues the reads of those that are absent, expert by expert. Answers how many
+    /// are there already; `None` when there was no room for all: then nothing is pinned, and what got a slot is read all the
+    /// same.
     fn pin_all(
         &self,
         core: &mut Core,
         request: &LayerRequest,
         firsts: &[BlockId],
         experts: &[u32],
-    ) -> Result<Option<bool>, Arc<Error>> {
+    ) -> Result<Option<AtFirst>, Arc<Error>> {
         let LayerRequest { tensors, rows, .. } = *request;
         let before = (core.pass, core.lead);
         core.begin(tensors[0], tensors[0]);
         let mut counts = vec![[0; 2]; tensors.len()];
         let mut pinned = Vec::new();
         let mut absent = Vec::new();
-        let mut proven = Vec::new();
+        // an expert is as its worst matrix is: that is judged by the first one, as with tickets
+        let mut lead = [0; 2];
         // what is there is pinned before anything is evicted for the rest
         for &expert in experts {
+            let (mut late, mut missed) = (false, false);
             for (part, block) in firsts.iter().map(|first| first + expert).enumerate() {
                 match core.store.state(block) {
                     // an error is for the pass that asked for the read; a later one tries again
@@ -332,9 +366,12 @@ impl Streamer {
                         pinned.into_iter().for_each(|block| core.store.unpin(block));
                         return Err(self.failure(core, block));
                     }
-                    State::Failed | State::Absent => {
-                        self.failure(core, block);
+                    state @ (State::Failed | State::Absent) => {
+                        if state == State::Failed {
+                            self.failure(core, block);
+                        }
                         counts[part][1] += 1;
+                        missed = true;
                         absent.push(block);
                         continue;
                     }
@@ -342,33 +379,36 @@ impl Streamer {
                 }
                 let ready = core.store.acquire(block) == Acquired::Ready;
                 counts[part][0] += usize::from(!ready);
+                late |= !ready;
                 core.store.pin(block);
                 pinned.push(block);
-                proven.push((block, tensors[part], ready));
+                if core.ahead.prove(block) {
+                    core.stats.guess_right(tensors[part], ready);
+                }
             }
+            lead[0] += usize::from(late && !missed);
+            lead[1] += usize::from(missed);
         }
+        counts[0] = lead;
         core.ahead.crowded = false;
         core.give_up_past(before.1, tensors[0], experts);
         for block in absent {
-            while self.reserve(core, block) == Acquired::Full {
-                if !core.give_up_guesses() {
-                    pinned.into_iter().for_each(|block| core.store.unpin(block));
-                    (core.pass, core.lead) = before;
-                    return Ok(None);
-                }
+            if !self.reserve_at_any_cost(core, block) {
+                pinned.into_iter().for_each(|block| core.store.unpin(block));
+                (core.pass, core.lead) = before;
+                return Ok(None);
             }
             core.store.pin(block);
             pinned.push(block);
-        }
-        for (block, tensor, ready) in proven {
-            if core.ahead.prove(block) {
-                core.stats.guess_right(tensor, ready);
-            }
         }
         for (&tensor, &absent) in tensors.iter().zip(&counts) {
             core.ahead.use_tensor(tensor);
             core.stats.operation(tensor, rows, experts.len(), absent);
         }
-        Ok(Some(counts.iter().all(|count| *count == [0; 2])))
+        Ok(Some(match lead[0] + lead[1] {
+            0 => AtFirst::All,
+            n if n < experts.len() => AtFirst::Some,
+            _ => AtFirst::None,
+        }))
     }
 }

@@ -28,7 +28,7 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 use guess::Ahead;
 pub use guess::LANES;
-pub use layer::{Layer, LayerRequest};
+pub use layer::{Due, Layer, LayerRequest};
 pub use ticket::{Request, Step, Ticket};
 
 /// How long a walker waits in one call for the device before it looks around again.

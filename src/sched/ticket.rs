@@ -382,9 +382,8 @@ impl Ticket {
             walk.unplaced.clear();
             self.streamer.starved.fetch_sub(1, Ordering::SeqCst);
         }
-        if self.streamer.starved.load(Ordering::SeqCst) > 0 {
-            self.streamer.wake.notify_all();
-        }
+        // another ticket or a layer may wait for a slot
+        self.streamer.wake.notify_all();
     }
 }
 

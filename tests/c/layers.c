@@ -23,7 +23,7 @@ static void *compute(void *arg) {
     for (uint32_t wave = 0;; wave++) {
         uint32_t first = UINT32_MAX, last = UINT32_MAX;
         if (walk->attends) {
-            walk->wrong += les_layer_attend(walk->layer, wave, &walk->op) != LES_OK;
+            walk->wrong += les_layer_attend(walk->layer, wave, 0, &walk->op) != LES_OK;
         }
         walk->end = les_layer_wave(walk->layer, wave, &first, &last);
         if (walk->end != LES_OK) {
@@ -31,6 +31,9 @@ static void *compute(void *arg) {
             return NULL;
         }
         walk->wrong += first != walk->n || last <= first || last > N_USED;
+        if (walk->attends) {
+            walk->wrong += les_layer_attend(walk->layer, wave, 1, &walk->op) != LES_OK;
+        }
         for (int part = 0; part < N_PARTS && !walk->wrong; part++) {
             for (uint32_t position = first; position < last; position++) {
                 uint32_t expert = UINT32_MAX;
@@ -74,6 +77,8 @@ static void waves(void) {
             pick(ids, 1);
             struct layer_walk walks[2];
             walks[0] = walk_of(model, layer, ids, 1 + (uint32_t)pass % 2);
+            // guesses are not needed
+            walks[0].attends = pass < 4;
             walks[1] = walks[0];
             walks[1].attends = 0;
             pthread_t thread;
@@ -105,7 +110,7 @@ static void bad_layer(struct les_layer *handle, les_status expected) {
     const void *data = NULL;
     int32_t ids[N_USED] = { 0, 1, 2, 3 };
     struct les_op op = op_of(ids, 1, 0, 1);
-    STATUS(expected, les_layer_attend(handle, 0, &op));
+    STATUS(expected, les_layer_attend(handle, 0, 0, &op));
     STATUS(expected, les_layer_wave(handle, 0, &number, &number));
     STATUS(expected, les_layer_expert(handle, 0, 0, &number, &data));
     STATUS(expected, les_layer_leave(handle));
@@ -151,7 +156,7 @@ static void misused(void) {
 
     uint32_t first = 4711, last = 4711;
     const void *data = NULL;
-    STATUS(LES_ERR_NULL, les_layer_attend(layer, 0, NULL));
+    STATUS(LES_ERR_NULL, les_layer_attend(layer, 0, 0, NULL));
     STATUS(LES_ERR_NULL, les_layer_wave(layer, 0, NULL, &last));
     STATUS(LES_ERR_NULL, les_layer_wave(layer, 0, &first, NULL));
     STATUS(LES_ERR_INVALID, les_layer_wave(layer, 1, &first, &last));

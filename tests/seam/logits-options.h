@@ -15,6 +15,7 @@ struct options {
     std::string lora;
     std::string load_mode;
     std::string save;
+    std::string watch;
     std::vector<int>         threads   = { 1 };
     std::vector<std::string> scenarios = { "decode", "prompt64", "prompt512", "embd", "seqs" };
     std::vector<std::string> env_other; // KEY=VALUE, set after the first model is loaded and before the other one
@@ -58,6 +59,7 @@ static void usage() {
         "  --load-mode MODE           none, mmap, dio, .. (default: the library's)\n"
         "  --lora FILE\n"
         "  --save FILE                afterwards, write the model out\n"
+        "  --watch PREFIX             record what the operations of this name are applied to\n"
         "  --other MODEL              afterwards, run the scenarios on this model too, as other/..\n"
         "  --env-other KEY=VALUE      environment of the other model's load (empty value: unset)\n"
         "  --expect-decode-error      succeed only if a decode of the first model fails\n"
@@ -86,6 +88,7 @@ static options parse(int argc, char ** argv) {
         else if (a == "-o")                    { opt.out          = value(); }
         else if (a == "-v")                    { opt.verbose      = true; }
         else if (a == "--scenarios")           { opt.scenarios    = split(value()); }
+        else if (a == "--watch")               { opt.watch        = value(); }
         else if (a == "--n-decode")            { opt.n_decode     = std::stoi(value()); }
         else if (a == "--seed")                { opt.seed         = std::stoull(value()); }
         else if (a == "--no-repack")           { opt.repack       = false; }

@@ -1,12 +1,13 @@
 // Writes the raw logits of fixed scenarios, so that two builds of llama.cpp can be compared bit for bit.
 //
-// Public llama.h only: the same source is built against a stock and against a patched tree. What a patched tree shall
+// Public headers only: the same source is built against a stock and against a patched tree. What a patched tree shall
 // do is told by the environment (LLAMA_ARG_LES*, LES_FAULT), so this program has no notion of it.
 //
 // OUT.bin holds float32 rows, OUT.idx one line per record: name, rows, columns. Every record is one llama_decode call.
 // Exit codes: 0 done, 1 usage or file error, 2 model or adapter not loaded, 3 no context, 4 a decode failed and no
 // failure was expected, 5 a failure was expected and none came.
 
+#include "ggml.h"
 #include "llama.h"
 
 #include "logits-options.h"
@@ -64,6 +65,7 @@ static options opt;
 static writer  out;
 static int     n_errors = 0; // failed decode calls
 static int     n_calls  = 0; // successful decode calls
+static int     n_watched = 0;
 static std::mutex count_mutex;
 
 static void act_on_file() {
@@ -153,6 +155,18 @@ struct run {
     }
 };
 
+// Asks for the operations to watch alone, and then looks at what they were applied to.
+static bool watch(ggml_tensor * t, bool ask, void *) {
+    if (ask) {
+        return opt.watch.compare(0, std::string::npos, t->name, opt.watch.size()) == 0;
+    }
+    const float * data = (const float *) t->src[1]->data;
+    std::lock_guard<std::mutex> lock(count_mutex);
+    out.record("watched." + std::to_string(n_watched++) + "." + t->name,
+               std::vector<float>(data, data + ggml_nelements(t->src[1])), (int) ggml_nrows(t->src[1]));
+    return true;
+}
+
 static void context_open(run & r, int n_ctx, int n_ubatch, int n_seq_max) {
     llama_context_params cp = llama_context_default_params();
     cp.n_ctx           = n_ctx;
@@ -161,6 +175,7 @@ static void context_open(run & r, int n_ctx, int n_ubatch, int n_seq_max) {
     cp.n_seq_max       = n_seq_max;
     cp.n_threads       = r.threads;
     cp.n_threads_batch = r.threads;
+    cp.cb_eval         = opt.watch.empty() ? nullptr : watch;
 
     // a model without a cache (diffusion, encoder only) takes a batch in one piece only
     if (llama_model_has_encoder(r.model) || llama_model_is_diffusion(r.model)) {

@@ -77,6 +77,12 @@ class IdentityDocmoe(unittest.TestCase):
         for t, i in itertools.product(["t1", "t2"], ["0", "1"]):
             self.assertEqual(harness.record_bytes(base, f"{t}/both{i}/"), harness.record_bytes(base, f"{t}/alone{i}/"))
 
+    def test_what_others_see(self):
+        """Who asks for one operation of a layer sees what it was applied to, though the layer is computed in waves."""
+        for watch in ["ffn_moe_gate-", "ffn_moe_down-"]:
+            with self.subTest(watch):
+                self.check(harness.les("20%"), "--scenarios", "decode", "--watch", watch, names=["Q4_K_M"])
+
     def test_lora(self):
         for cache in ["min", "100%"]:
             with self.subTest(cache):

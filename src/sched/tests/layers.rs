@@ -1,7 +1,7 @@
 //! Layers as a whole.
 
 use super::*;
-use crate::sched::{Layer, LayerRequest};
+use crate::sched::{Due, Layer, LayerRequest};
 
 const TENSORS: [usize; 3] = [0, 1, 2];
 
@@ -71,16 +71,55 @@ mod sequential {
         assert_eq!((stats.decode.requests, stats.decode.misses, stats.decode.hits), (5, 3, 2));
     }
 
+    /// What is due before and while the waves 0 and 1 are computed, as `[wave, computing, read, look_ahead]`.
+    fn due(layer: &Layer) -> Vec<[u32; 4]> {
+        let calls = [(0, false), (0, true), (1, false), (1, true)];
+        let due = calls.map(|(wave, computing)| (wave, computing, layer.due(wave, computing)));
+        let due = due.into_iter().filter(|(.., due)| *due != Due::default());
+        due.map(|(wave, computing, due)| [wave, computing.into(), due.read.into(), due.look_ahead.into()]).collect()
+    }
+
     #[test]
-    fn nothing_is_read_before_it_is_said_and_nothing_waits_when_all_is_there() {
+    fn what_takes_time_is_done_when_the_others_compute_or_everybody_waits() {
         let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
-        let request = LayerRequest { tensors: &TENSORS, ids: &[3], rows: 1, walkers: 1 };
-        let layer = Layer::open(s.clone(), request).unwrap().unwrap();
-        assert!(!layer.whole() && shared.order.lock().is_empty());
-        layer.read();
-        assert_eq!(compute(&s, &shared, &layer, &TENSORS).unwrap(), [[3]]);
-        assert!(Layer::open(s.clone(), request).unwrap().unwrap().whole());
+        let open = |ids| Layer::open(s.clone(), LayerRequest { tensors: &TENSORS, ids, rows: 1, walkers: 1 });
+        let none = open(&[3]).unwrap().unwrap();
+        assert_eq!(due(&none), [[0, 0, 1, 1]]);
+        assert!(shared.order.lock().is_empty(), "nothing is read before it is said");
+        none.read();
+        assert_eq!(compute(&s, &shared, &none, &TENSORS).unwrap(), [[3]]);
+        let some = open(&[3, 4]).unwrap().unwrap();
+        assert_eq!(due(&some), [[0, 1, 1, 0], [1, 0, 0, 1]]);
+        // a layer that nobody attends is read when a walker finds nothing
+        assert_eq!(compute(&s, &shared, &some, &TENSORS).unwrap(), [[3], [4]]);
+        let all = open(&[3, 4]).unwrap().unwrap();
+        assert_eq!(due(&all), [[0, 1, 0, 1]]);
+        drop(all);
         assert!(unpinned(&s));
+    }
+
+    #[test]
+    fn an_expert_is_as_its_worst_matrix_is() {
+        let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
+        let judged = [&[0][..], &TENSORS, &TENSORS].map(|tensors| {
+            let layer = open(&s, tensors, &[1], 1).unwrap().unwrap();
+            compute(&s, &shared, &layer, tensors).unwrap();
+            let phase = s.stats().decode;
+            (phase.requests, phase.hits, phase.misses)
+        });
+        assert_eq!(judged, [(1, 0, 1), (2, 0, 2), (3, 1, 2)], "the first matrix alone is not a hit");
+    }
+
+    #[test]
+    fn a_right_guess_is_one_also_when_it_must_make_room() {
+        use crate::lookahead::{Guess, Guesses};
+        let (s, shared) = streamer(Setup::default());
+        let experts = [1, 3, 4, 5, 6, 7].map(|expert| Guess { expert, probability: 0.9 }).to_vec();
+        s.guess(3, &[Guesses { tensor: 0, experts }]);
+        settle(&s);
+        assert_eq!(run(&s, &shared, &[1, 2]).unwrap().concat(), [1, 2]);
+        let reads = s.stats().reads;
+        assert_eq!(reads.guessed_in_time, 3, "{reads:?}");
     }
 
     /// The pass and the layer that the streamer is at.
