@@ -103,6 +103,7 @@ thread_local bool             loading          = false;
 thread_local ggml_les_model * load_model       = nullptr; // that streams
 thread_local bool             load_dry         = false;   // only sizes are wanted
 thread_local size_t           load_cache_bytes = 0;
+thread_local std::string      load_why_not;               // for a packed model, which must stream
 
 void copy_text(char * buf, size_t len, const std::string & text) {
     if (buf && len > 0) {
@@ -112,10 +113,28 @@ void copy_text(char * buf, size_t len, const std::string & text) {
     }
 }
 
+// why a load fails: for the loader, and for the user, whom its log may not reach before the program ends
+bool refuse(char * err, size_t err_len, const std::string & why) {
+    copy_text(err, err_len, why);
+    std::lock_guard<std::mutex> lock(state().mutex);
+    state().message = why;
+    return false;
+}
+
 std::string last_error(const ggml_les_model * model) {
     char buf[1024] = "";
     les_model_last_error(model->handle, buf, sizeof(buf));
     return buf;
+}
+
+// of the model that this thread is loading; all zeros for a number that no tensor has
+les_tensor_info tensor_info(int number) {
+    les_tensor_info info = {};
+    info.struct_size = sizeof(info);
+    if (load_model && number >= 0) {
+        les_model_tensor(load_model->handle, number, &info); // fills all or nothing
+    }
+    return info;
 }
 
 // every operation that fails says so, once
@@ -205,6 +224,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
     loading  = true;
     load_dry = no_alloc;
     load_cache_bytes = 0;
+    load_why_not.clear();
     *streams = false;
 
     les_options options;
@@ -224,10 +244,12 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
     }
     const std::string mode = options.values["mode"];
     if (mode == "off") {
+        load_why_not = "use --les auto or on, or make a stock file of it with les unpack";
         return true;
     }
     if (*fname == 0) {
-        copy_text(err, err_len, "a model that is not loaded by its path cannot stream");
+        load_why_not = "a model that is not loaded by its path cannot stream";
+        copy_text(err, err_len, load_why_not);
         return mode != "on";
     }
 
@@ -237,6 +259,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         : les_model_open_shards(splits, n_splits, &handle, err, err_len);
     if (status != LES_OK) {
         const bool needed = mode == "on";
+        load_why_not = err;
         if (!needed) {
             GGML_LOG_WARN("les: %s\n", err);
         } else if (!no_alloc) {
@@ -309,20 +332,57 @@ int ggml_les_load_find(const char * name) {
     return (int) number;
 }
 
+bool ggml_les_packed_name(const char * name) {
+    return les_is_packed_name(name) == LES_OK;
+}
+
+struct ggml_context * ggml_les_load_packed(char * err, size_t err_len) {
+    if (!load_model) {
+        const std::string why = loading ? load_why_not : "make a stock file of it with les unpack first";
+        refuse(err, err_len, "the experts are packed for streaming: " + why);
+        return nullptr;
+    }
+    struct les_model_info model = {};
+    model.struct_size = sizeof(model);
+    les_model_info(load_model->handle, &model);
+    ggml_context * ctx = ggml_init({ model.n_tensors*ggml_tensor_overhead(), nullptr, true });
+    for (uint32_t i = 0; i < model.n_tensors; ++i) {
+        const les_tensor_info info = tensor_info(i);
+        if (!info.packed) {
+            continue;
+        }
+        const ggml_type type = (ggml_type) info.ggml_type;
+        const bool known = info.ggml_type < GGML_TYPE_COUNT && ggml_blck_size(type) > 0 &&
+            info.n_columns % ggml_blck_size(type) == 0 && ggml_row_size(type, info.n_columns)*info.n_rows == info.expert_bytes;
+        if (!known) {
+            refuse(err, err_len, std::string(info.name) + " is of a type that llama.cpp does not know; update it");
+            ggml_free(ctx);
+            return nullptr;
+        }
+        ggml_set_name(ggml_new_tensor_3d(ctx, type, info.n_columns, info.n_rows, info.n_expert), info.name);
+    }
+    return ctx;
+}
+
+void ggml_les_load_place(const struct ggml_tensor * packed, uint16_t * file, size_t * offset) {
+    const les_tensor_info info = tensor_info(ggml_les_load_find(packed->name));
+    *file   = (uint16_t) info.file;
+    *offset = info.offset;
+}
+
 bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset, bool * streams, char * err, size_t err_len) {
     *streams = load_model && tensor->buffer && tensor->buffer->buft == ggml_les_load_buffer_type();
-    if (!*streams) {
-        return true;
-    }
     const int number = ggml_les_load_find(tensor->name);
-    les_tensor_info info;
-    info.struct_size = sizeof(info);
-    const bool same = number >= 0 && les_model_tensor(load_model->handle, number, &info) == LES_OK &&
+    const les_tensor_info info = tensor_info(number);
+    if (!*streams) {
+        return !info.packed || refuse(err, err_len, std::string(tensor->name) + " is packed for streaming, and experts "
+            "stream only where they are left to the CPU; use --cpu-moe, or make a stock file of the model with les unpack");
+    }
+    const bool same = number >= 0 &&
         info.file == (uint32_t) file && info.offset == offset && info.expert_bytes == tensor->nb[2] &&
         info.n_expert == tensor->ne[2] && info.ggml_type == (uint32_t) tensor->type;
     if (!same) {
-        copy_text(err, err_len, std::string(tensor->name) + " is not where the index says; load with --les off");
-        return false;
+        return refuse(err, err_len, std::string(tensor->name) + " is not where the index says; load with --les off");
     }
     load_model->tensors[tensor->data] = number;
     return true;

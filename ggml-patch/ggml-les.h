@@ -50,8 +50,15 @@ GGML_API void ggml_les_load_end(void);
 GGML_API bool ggml_les_loading(void);
 // the number of a tensor of the model that this thread is loading, or -1 when it does not stream
 GGML_API int ggml_les_load_find(const char * name);
+// whether only packed files have a tensor of this name. Of these the loader must know nothing
+GGML_API bool ggml_les_packed_name(const char * name);
+// the tensors whose experts are packed in the files of the model that this thread is loading, as llama.cpp knows them
+// returns their context, without memory for their data, for the caller to free; NULL, and fills err, when none can stream
+GGML_API struct ggml_context * ggml_les_load_packed(char * err, size_t err_len);
+// where the experts of such a tensor begin
+GGML_API void ggml_les_load_place(const struct ggml_tensor * packed, uint16_t * file, size_t * offset);
 // streams: the loader must not load the tensor
-// returns false and fills err when file and offset are not what the index says
+// returns false and fills err when file and offset are not what the index says, or a packed tensor would not stream
 GGML_API bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset,
                                  bool * streams, char * err, size_t err_len);
 // the buffer type of tensors that stream; NULL when the CPU backend has none, or this thread loads no model that streams
@@ -128,6 +135,7 @@ GGML_API bool ggml_les_walk_end(struct ggml_les_walk * walk);
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 // one load of a model on this thread; failures are exceptions
@@ -158,6 +166,42 @@ struct ggml_les_load {
             throw std::runtime_error(std::string("les: ") + err);
         }
         return streams;
+    }
+
+    // puts a packed file's experts in the place of the tensors that hold them, when all files have been read
+    template <typename loader>
+    static void unpack(loader & ml) {
+        auto & weights = ml.weights_map;
+        std::vector<typename std::decay_t<decltype(weights)>::mapped_type> holders;
+        for (auto it = weights.begin(); it != weights.end();) {
+            if (ggml_les_packed_name(it->first.c_str())) {
+                holders.push_back(it->second);
+                it = weights.erase(it);
+            } else {
+                ++it;
+            }
+        }
+        if (holders.empty()) {
+            return;
+        }
+        char err[1024] = "";
+        auto * ctx = ggml_les_load_packed(err, sizeof(err));
+        if (!ctx) {
+            throw std::runtime_error(std::string("les: ") + err);
+        }
+        ml.contexts.emplace_back(ctx);
+        for (const auto & holder : holders) {
+            ml.n_elements -= ggml_nelements(holder.tensor);
+            ml.n_bytes    -= ggml_nbytes(holder.tensor);
+        }
+        auto weight = holders[0]; // copied: the constructor would look for the tensor in the file's list
+        for (auto * cur = ggml_get_first_tensor(ctx); cur; cur = ggml_get_next_tensor(ctx, cur)) {
+            ggml_les_load_place(cur, &weight.idx, &weight.offs);
+            weight.tensor = cur;
+            ml.n_elements += ggml_nelements(cur);
+            ml.n_bytes    += ggml_nbytes(cur);
+            weights.emplace(cur->name, weight);
+        }
     }
 
     bool streams = false;

@@ -92,6 +92,12 @@ struct les_tensor_info {
   uint32_t ggml_type;
   // Its GGUF name.
   char name[64];
+  // Elements of a row.
+  uint64_t n_columns;
+  // Rows of one expert.
+  uint64_t n_rows;
+  // 1 when the file is packed, else 0.
+  uint32_t packed;
 };
 
 // What a user may choose. Fill it with `les_params_default`, then change what matters.
@@ -313,6 +319,12 @@ les_status les_model_find(const struct les_model *handle,
 les_status les_model_tensor(const struct les_model *handle,
                             uint32_t tensor,
                             struct les_tensor_info *info);
+
+// Whether only packed files have tensors of this name: `LES_OK` for one that holds a layer's experts or checksums, else
+// `LES_ERR_NOT_FOUND`. Any thread.
+//
+// `name` is NULL or a NUL-terminated string.
+les_status les_is_packed_name(const char *name);
 
 // Decides by `params` and the memory of the machine whether the experts stream: `*streams` is 1 or 0, `*cache_bytes`
 // the memory that they will take (the least, when that depends on what is left later), `message` one line for the user

@@ -127,7 +127,8 @@ impl Model {
     /// Decides whether the experts stream, and checks the size of the cache if one was given.
     ///
     /// # Errors
-    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] when the model streams already.
+    /// [`Error::Budget`] when the cache is below the floor; [`Error::Invalid`] when the model streams already, or is packed,
+    /// which means that it must stream, and the mode is off.
     pub fn decide(&self, options: &Options) -> Result<Decision> {
         let own = self.choice.lock().promise.0;
         self.decide_given(options, available(own))
@@ -158,9 +159,18 @@ impl Model {
             return off(if asked { "the model has no routed experts: nothing streams".into() } else { String::new() });
         }
         let experts = Size(self.index.expert_bytes());
+        let packed = self.index.is_packed();
         match options.mode {
+            Mode::Off if packed => {
+                let file = self.index.files[0].path.display();
+                return Err(Error::Invalid(format!(
+                    "{file}: the experts are packed for streaming and are not loaded into memory; use --les on or auto, \
+                     or make a stock file of it with les unpack"
+                )));
+            }
             Mode::Off => return off(format!("{experts} of experts are loaded into memory (--les off)")),
             Mode::On => {}
+            Mode::Auto if packed => {}
             Mode::Auto if options.cache == CacheSize::Auto => {
                 let free = available.unwrap_or(u64::MAX);
                 let need = self.index.expert_bytes() + self.index.dense_bytes;
@@ -174,7 +184,7 @@ impl Model {
             Mode::Auto => {}
         }
         let budget = self.budget(options.cache, available.map(|a| a.saturating_sub(self.index.dense_bytes)))?.min(all);
-        if options.mode == Mode::Auto && budget == all {
+        if options.mode == Mode::Auto && budget == all && !packed {
             return off(format!("the experts ({experts}) fit in the cache and do not stream; --les on makes them"));
         }
         let (how, cache_bytes) = match options.cache {
@@ -186,10 +196,11 @@ impl Model {
             cache_bytes,
             message: format!(
                 "{experts} of experts stream from the file through a cache of {how} (at least {}, at most {}); \
-                 --les-cache sets it, --les off loads all",
+                 --les-cache sets it{}",
                 // rounded up: it is what --les-cache must be given
                 Size(floor.next_multiple_of(1 << 20)),
-                Size(all)
+                Size(all),
+                if packed { "" } else { ", --les off loads all" }
             ),
         })
     }

@@ -171,6 +171,24 @@ fn a_packed_file_has_the_index_of_its_source() {
 
 /// Packed as shards, from shards: the same model, whichever of its files is named.
 #[test]
+fn a_packed_model_always_streams() {
+    let bed = Bed::new(&Gguf::moe(2, 4, 2));
+    let model = Model::open(&bed.pack("p.gguf")).unwrap();
+    let plenty = Some(1 << 40);
+    for cache in [CacheSize::Auto, CacheSize::Part(1.0), CacheSize::Min] {
+        let decide = |mode| model.decide_given(&Options { mode, cache, ..Options::default() }, plenty);
+        for mode in [Mode::Auto, Mode::On] {
+            let decision = decide(mode).unwrap();
+            assert!(decision.streams && !decision.message.contains("--les off"), "{decision:?}");
+        }
+        let refused = decide(Mode::Off).unwrap_err().to_string();
+        for word in ["p.gguf", "packed", "--les on or auto", "les unpack"] {
+            assert!(refused.contains(word), "{word:?} is not in: {refused}");
+        }
+    }
+}
+
+#[test]
 fn shards() {
     let bed = Bed::new(&Gguf::moe(4, 16, 2));
     bed.pack_until("p.gguf", Some(300_000), usize::MAX).unwrap();

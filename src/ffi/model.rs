@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::path::Path;
 
 use crate::error::Error;
+use crate::index::is_packed_name;
 use crate::model::Model;
 
 use super::guard::{
@@ -75,6 +76,12 @@ pub struct LesTensorInfo {
     pub ggml_type: u32,
     /// Its GGUF name.
     pub name: [c_char; 64],
+    /// Elements of a row.
+    pub n_columns: u64,
+    /// Rows of one expert.
+    pub n_rows: u64,
+    /// 1 when the file is packed, else 0.
+    pub packed: u32,
 }
 
 // SAFETY: repr(C), the size first, integers only.
@@ -221,9 +228,26 @@ pub unsafe extern "C" fn les_model_tensor(handle: *const LesModel, tensor: u32, 
             n_expert: t.n_expert(),
             ggml_type: t.ty.0,
             name,
+            n_columns: t.ne[0],
+            n_rows: t.ne[1],
+            packed: u32::from(t.packed.is_some()),
         };
         // SAFETY: the caller vouches for `info`.
         ok(unsafe { put_sized(info, value) })
+    })
+}
+
+/// Whether only packed files have tensors of this name: `LES_OK` for one that holds a layer's experts or checksums, else
+/// `LES_ERR_NOT_FOUND`. Any thread.
+///
+/// # Safety
+/// `name` is NULL or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_is_packed_name(name: *const c_char) -> LesStatus {
+    guard(|| {
+        // SAFETY: the caller vouches for `name`.
+        let name = unsafe { string(name) }?;
+        Ok(if is_packed_name(name) { LES_OK } else { LES_ERR_NOT_FOUND })
     })
 }
 

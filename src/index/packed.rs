@@ -259,6 +259,11 @@ pub fn is_own(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
+/// Whether only packed files have a tensor of this name: it is ours, or holds a layer's experts.
+pub fn is_packed_name(name: &str) -> bool {
+    is_own(name) || parse_layer_name(name).is_some()
+}
+
 /// Reads the tables of a file's packed layers. `r` is at the end of the tensor infos.
 pub(super) fn read<R: Read + Seek>(r: &mut Reader<'_, R>, tensors: &[Tensor]) -> Result<Vec<PackedLayer>> {
     let mut layers = Vec::new();
@@ -309,6 +314,11 @@ impl ExpertTensor {
 }
 
 impl Index {
+    /// Whether there are packed experts. Only we can load them.
+    pub fn is_packed(&self) -> bool {
+        self.tensors.iter().any(|t| t.packed.is_some())
+    }
+
     /// The one range of the file ([`ExpertTensor::file`]) that covers all matrices of an expert: of those of the layer and
     /// group of `tensor`, an index into [`Index::tensors`]. `None` when they do not lie together, as in a file that is
     /// not packed.
@@ -395,6 +405,8 @@ mod tests {
     fn names_of_packed_layers() {
         assert_eq!(parse_layer_name("blk.3.les_experts"), Some((3, 0)));
         assert_eq!(parse_layer_name("blk.0.les_chexperts"), Some((0, 1)));
+        assert!(is_packed_name("blk.3.les_experts") && is_packed_name("les.checks.0"));
+        assert!(!is_packed_name("blk.3.ffn_up_exps.weight") && !is_packed_name("blk.03.les_experts"));
         for name in
             ["blk.03.les_experts", "blk.3.les_exps", "blk..les_experts", "les.checks.0", "blk.3.les_experts.weight"]
         {

@@ -193,8 +193,13 @@ static void sizes_of_info(struct les_model *model) {
 static void sizes_of_tensor(struct les_model *model) {
     LONGER(struct les_tensor_info) s;
     memset(&s, 0, sizeof(s));
-    SIZES(struct les_tensor_info, sizeof(s.known), les_model_tensor(model, 0, &s.known));
+    enum { FIRST = offsetof(struct les_tensor_info, n_columns) };
+    SIZES(struct les_tensor_info, FIRST, les_model_tensor(model, 0, &s.known));
     CHECK(s.known.n_expert == N_EXPERT && strlen(s.known.name) > 0);
+    // a program that was compiled before shapes were told
+    s.known = (struct les_tensor_info) { .struct_size = FIRST, .n_columns = 4711 };
+    STATUS(LES_OK, les_model_tensor(model, 0, &s.known));
+    CHECK(s.known.struct_size == FIRST && s.known.n_expert == N_EXPERT && s.known.n_columns == 4711);
 }
 
 static void sizes_of_stats(struct les_model *model) {

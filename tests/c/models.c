@@ -52,6 +52,7 @@ void test_models(void) {
             CHECK(tensor.struct_size == sizeof(tensor));
             CHECK(tensor.layer == (uint32_t)layer && tensor.file == 0 && tensor.n_expert == N_EXPERT);
             CHECK(tensor.offset + tensor.n_expert * tensor.expert_bytes <= size);
+            CHECK(tensor.n_columns > 0 && tensor.n_rows > 0 && tensor.expert_bytes % tensor.n_rows == 0 && !tensor.packed);
             uint32_t again = UINT32_MAX;
             STATUS(LES_OK, les_model_find(model, tensor.name, &again));
             static char expert[1 << 20];
@@ -67,6 +68,9 @@ void test_models(void) {
     uint32_t number = 4711;
     STATUS(LES_ERR_NOT_FOUND, les_model_find(model, "token_embd.weight", &number));
     STATUS(LES_ERR_NOT_FOUND, les_model_find(model, "", &number));
+    STATUS(LES_OK, les_is_packed_name("blk.3.les_experts"));
+    STATUS(LES_ERR_NOT_FOUND, les_is_packed_name("token_embd.weight"));
+    STATUS(LES_ERR_NULL, les_is_packed_name(NULL));
     CHECK(number == 4711);
     struct les_tensor_info none = { .struct_size = sizeof(none), .layer = 4711 };
     STATUS(LES_ERR_NOT_FOUND, les_model_tensor(model, info.n_tensors, &none));

@@ -1,4 +1,4 @@
-// The seam's own functions: glue MODEL.gguf, a model with experts.
+// The seam's own functions: glue MODEL.gguf PACKED.gguf, a model with experts, and the same packed.
 #include "ggml-les.h"
 
 #include <cstdio>
@@ -8,7 +8,7 @@ static int failures = 0;
 #define CHECK(c) ((c) ? (void) 0 : (void) (failures++, printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #c)))
 
 int main(int argc, char ** argv) {
-    if (argc != 2) {
+    if (argc != 3) {
         return 2;
     }
     char err[256] = "";
@@ -39,6 +39,24 @@ int main(int argc, char ** argv) {
         ggml_free(ctx);
     }
     CHECK(!ggml_les_loading() && !ggml_les_active());
+    {
+        // what is packed has nowhere to be loaded from
+        ggml_les_load load(argv[2], {}, false);
+        ggml_context * ctx = ggml_les_load_packed(err, sizeof(err));
+        CHECK(load.streams && ctx);
+        why.clear();
+        try {
+            ggml_les_load::bind(ggml_get_tensor(ctx, "blk.1.ffn_up_exps.weight"), 0, 0);
+        } catch (const std::runtime_error & e) {
+            why = e.what();
+        }
+        CHECK(why.find("blk.1.ffn_up_exps.weight") != std::string::npos && why.find("--cpu-moe") != std::string::npos);
+        char told[256] = "";
+        ggml_les_take_message(told, sizeof(told));
+        CHECK(why == std::string("les: ") + told);
+        ggml_free(ctx);
+    }
+    CHECK(!ggml_les_load_packed(err, sizeof(err)) && std::string(err).find("les unpack") != std::string::npos);
     CHECK(!ggml_les_failed());
     return failures ? 1 : 0;
 }

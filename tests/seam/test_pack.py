@@ -1,7 +1,10 @@
-"""A packed model is a GGUF file: gguf-py reads it, and llama.cpp refuses it in an orderly way."""
+"""A packed model is a GGUF file: gguf-py reads it, ours streams it, stock llama.cpp refuses it in an orderly way."""
 
 import importlib.util
+import itertools
+import json
 import os
+import struct
 import sys
 import tempfile
 import types
@@ -11,7 +14,7 @@ from pathlib import Path
 import gguf_mini
 import harness
 import models
-from harness import PATCHED, SELF, STOCK
+from harness import Failed, PATCHED, SELF, STOCK
 
 
 def gguf_py():
@@ -23,17 +26,37 @@ def gguf_py():
     return gguf.gguf_reader.GGUFReader
 
 
-@unittest.skipIf(SELF, "stock has no les")
-class Pack(unittest.TestCase):
+def pack(source, directory, *args):
+    """The path to load."""
+    packed = Path(directory) / f"{source.stem}.gguf"
+    done = harness.run([PATCHED.tool("les"), "pack", source, packed, *args])
+    if done.returncode != 0:
+        raise Failed(done.shown)
+    return packed if packed.exists() else min(Path(directory).glob(f"{source.stem}-00001-of-*.gguf"))
+
+
+def first_byte(path, layer, expert):
+    """Where the first matrix of a packed expert begins."""
+    holder = next(t for t in gguf_mini.Header(path).tensors if t.name == f"blk.{layer}.les_experts")
+    with open(path, "rb") as file:
+        file.seek(holder.offset + 12)
+        n_parts, _ = struct.unpack("<II", file.read(8))
+        file.seek(holder.offset + 24 + 32 * n_parts + 24 * n_parts * expert)
+        return holder.offset + struct.unpack("<Q", file.read(8))[0]
+
+
+class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.tmp = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.tmp.cleanup)
+        tmp = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(tmp.cleanup)
+        cls.tmp = Path(tmp.name)
         cls.source = models.BUNDLED
-        cls.packed = Path(cls.tmp.name) / "packed.gguf"
-        done = harness.run([PATCHED.tool("les"), "pack", cls.source, cls.packed])
-        assert done.returncode == 0, done.shown
+        cls.packed = pack(cls.source, tmp.name)
 
+
+@unittest.skipIf(SELF, "stock has no les")
+class Pack(Case):
     @unittest.skipUnless(importlib.util.find_spec("numpy") or os.environ.get("CI") == "true", "needs numpy")
     def test_gguf_py_reads_it(self):
         reader = gguf_py()
@@ -56,12 +79,146 @@ class Pack(unittest.TestCase):
         self.assertEqual(set(tensors), {f"blk.{n}.les_experts" for n in layers} | {"les.checks.0"})
         self.assertEqual({t.tensor_type.name for t in tensors.values()}, {"I8"})
 
-    def test_llama_cpp_refuses_it(self):
+    def test_stock_refuses_it(self):
         self.assertTrue(gguf_mini.Header(self.packed).kv["les.pack.version"])
-        args = ["-m", self.packed, "-p", "x", "-n", "1", "-no-cnv"]
-        done = harness.run([PATCHED.tool("llama-completion"), *args], {"LLAMA_ARG_LES": "off"})
-        self.assertEqual(done.returncode, 1, done.shown)
+        done = harness.drive(STOCK, self.tmp / "out", ["-m", self.packed], expect=2)
         self.assertRegex(done.stderr, r"error loading model: .*ffn_\w+_exps\.weight", done.shown)
+
+
+@unittest.skipIf(SELF, "stock has no les")
+class Load(Case):
+    """The patched llama.cpp loads a packed model as it loads the source."""
+
+    def identity(self, source, packed, env, *args, streams=None):
+        """None, or why the packed model's logits are not the source's in stock."""
+        args = ["--threads", "1,2", "--no-repack", *args]
+        ref = harness.reference(["-m", source, *args], [source])
+        return harness.identity(["-m", packed, *args], env, ref, streams=streams)
+
+    def check(self, pairs):
+        """[(source, packed)], with the smallest cache, half of the experts, all."""
+        jobs = []
+        for (source, packed), io in itertools.product(pairs, ["uring", "pread"]):
+            for cache in ["min", harness.middle_cache(packed), "100%"]:
+                env = harness.les(cache, io)
+                jobs.append((f"{source.stem} {cache} {io}", lambda source=source, packed=packed, env=env:
+                             self.identity(source, packed, env, "--scenarios", "decode,prompt64,prompt512")))
+        harness.in_parallel(self, jobs)
+
+    def test_bundled(self):
+        self.check([(self.source, self.packed)])
+
+    def test_archs(self):
+        """One tensor for gate and up; biases; a second set of experts."""
+        sources = [models.arch_model(f"{arch}-moe") for arch in ["deepseek2", "gpt-oss", "grovemoe"]]
+        self.check([(source, pack(source, self.tmp)) for source in sources])
+
+    def test_every_arch(self):
+        def check(source):
+            with tempfile.TemporaryDirectory() as tmp:
+                return self.identity(source, pack(source, tmp), harness.les("min"), "--scenarios", "decode,prompt64",
+                                     streams=source.stem not in models.UNUSED)
+
+        harness.in_parallel(self, [(source.stem, lambda source=source: check(source)) for source in models.arch_models()])
+
+    def test_shards(self):
+        directory = self.tmp / "shards"
+        directory.mkdir()
+        packed = pack(self.source, directory, "--split-max-size", "12M")
+        self.assertGreater(len(harness.shard_files(packed)), 2)
+        self.check([(self.source, packed)])
+
+    def test_shards_of_shards(self):
+        source = models.sharded()
+        self.check([(source, pack(source, self.tmp, "--split-max-size", "12M"))])
+
+    def test_streams_though_it_fits(self):
+        for env in [{}, {"LLAMA_ARG_LES": "auto"}, {"LLAMA_ARG_LES_CACHE": "100%"}]:
+            for args in [(), ("--load-mode", "mmap")]:
+                with self.subTest(env=env, args=args):
+                    message = self.identity(self.source, self.packed, env, "--scenarios", "decode", *args, streams=True)
+                    self.assertIsNone(message, message)
+
+    def test_a_copy_that_llama_cpp_writes_is_a_stock_file(self):
+        """With the tensors of the source, read back from where they are packed."""
+        copies = []
+        for name, model in [("source", self.source), ("packed", self.packed)]:
+            copies.append(self.tmp / f"copy-{name}.gguf")
+            harness.drive(PATCHED, self.tmp / "out", ["-m", model, "--no-repack", "--scenarios", "decode", "--n-decode", "1",
+                                                      "--save", copies[-1]], harness.les("min"))
+        headers = [gguf_mini.Header(copy) for copy in copies]
+        self.assertEqual(*({t.name for t in header.tensors} for header in headers))
+        self.assertTrue(headers[1].experts())
+        for a, b in zip(*(sorted(header.tensors) for header in headers)):
+            self.assertEqual((a.name, a.dims, a.type), (b.name, b.dims, b.type))
+            with open(copies[0], "rb") as source, open(copies[1], "rb") as packed:
+                source.seek(a.offset)
+                packed.seek(b.offset)
+                self.assertTrue(source.read(a.size) == packed.read(b.size), a.name)
+
+    def test_sizes_are_those_of_the_source(self):
+        rows = []
+        for model in [self.source, self.packed]:
+            done = harness.run([PATCHED.tool("llama-bench"), "-m", model, "-t", "2", "-p", "0", "-n", "4", "-r", "1",
+                                "-fitt", "64", "-o", "json", "--les", "on", "--les-cache", "min"])
+            self.assertEqual(done.returncode, 0, done.shown)
+            rows.append(json.loads(done.stdout)[0])
+        for key in ["model_type", "model_size", "model_n_params"]:
+            self.assertEqual(rows[0][key], rows[1][key])
+
+    def completion(self, model, *args):
+        return harness.run([PATCHED.tool("llama-completion"), "-m", model, "-t", "2", "-p", "The list", "-n", "12",
+                            "--temp", "0", "-no-cnv", "--no-repack", *args])
+
+    def test_completion(self):
+        """With what it does before it loads, which is to see what fits. The sessions hold the tokens and the KV cache."""
+        sessions = []
+        for name, model in [("source", self.source), ("packed", self.packed)]:
+            sessions.append(self.tmp / f"session-{name}")
+            done = self.completion(model, "--les", "on", "--prompt-cache", sessions[-1], "--prompt-cache-all")
+            self.assertEqual(done.returncode, 0, done.shown)
+        source, packed = (session.read_bytes() for session in sessions)
+        self.assertGreater(len(source), 10_000)
+        self.assertTrue(source == packed, "the sessions differ")
+
+    def test_off_refuses(self):
+        """Whether or not the program's own log reaches its end."""
+        done = self.completion(self.packed, "--les", "off")
+        self.assertEqual(done.returncode, 1, done.shown)
+        self.assertRegex(done.stderr, "les: the experts are packed for streaming: use --les auto .* les unpack\n")
+
+    def test_quantize_refuses(self):
+        done = harness.run([PATCHED.tool("llama-quantize"), "--allow-requantize", self.packed, self.tmp / "q.gguf", "Q8_0"])
+        self.assertEqual(done.returncode, 1, done.shown)
+        self.assertRegex(done.stderr + done.stdout, "packed for streaming.*les unpack", done.shown)
+
+    def damaged(self, at):
+        """A copy with a flipped bit there."""
+        path = harness.copy_model(self.packed, tempfile.mkdtemp(dir=self.tmp))
+        with open(path, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1]))
+        return path
+
+    def test_flipped_bit(self):
+        """Decode fails, and says which expert is damaged; what was decoded before is right."""
+        path = self.damaged(first_byte(self.packed, 3, 7))
+        args = ["--no-repack", "--scenarios", "decode,prompt512"]
+        ref = harness.reference(["-m", self.source, *args], [self.source])
+        for io in ["uring", "pread"]:
+            with self.subTest(io):
+                done = harness.drive(PATCHED, self.tmp / "out", ["-m", path, *args, "--expect-decode-error"],
+                                     harness.les("min", io))
+                self.assertRegex(done.stderr, rf"{path.name}: reading expert 7 of blk\.3\.ffn_up_exps\.weight failed.*checksum")
+                message = harness.compare(self.tmp / "out", ref, subset=True)
+                self.assertIsNone(message, message)
+
+    def test_damaged_table(self):
+        holder = next(t for t in gguf_mini.Header(self.packed).tensors if t.name == "blk.3.les_experts")
+        done = harness.drive(PATCHED, self.tmp / "out", ["-m", self.damaged(holder.offset + 100)], expect=2)
+        self.assertRegex(done.stderr, r"error loading model: les: .*blk\.3\.les_experts.*table of experts is wrong")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ impl Advice {
         };
         let (les_lookahead, ahead) = lookahead(row);
         let wait = row.ms() - device.compute_ms;
-        let takes = format!("auto would take {}, all that is left", Size(auto));
+        let takes = format!("auto would take {}, as much as it can", Size(auto));
         let why = if cache_bytes < auto {
             let limit = if wait < device.compute_ms { "the computation" } else { "the device" };
             format!("{takes}; more than {} gains little, because {limit} is the limit then.", Size(cache_bytes))
