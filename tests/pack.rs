@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gguf::Gguf;
-use les::index::{GgmlType, Header, Index, PackedPart, Part, Row, Table};
+use les::index::{GgmlType, Header, Index, PART_ALIGN, PackedPart, Part, Row, Table};
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
-use les::pack::{self, EXPERT_ALIGN, Layout, PART_ALIGN, Packed, Source};
+use les::pack::{self, EXPERT_ALIGN, Layout, Packed, Source};
 use les::sched::{Request, Step};
+use les::store::{Plan, extent};
 use les::{Error, Result};
 
 const PATTERN: u32 = 2_654_435_761;
@@ -136,26 +137,31 @@ fn assert_same_model(packed: &Path, source: &Path) {
     assert_eq!(index.tensors.len(), of.tensors.len());
     let files = |i: &Index| i.files.iter().map(|f| fs::read(&f.path).unwrap()).collect::<Vec<_>>();
     let (there, here) = (files(&of), files(&index));
+    let plan = Plan::layout(&index, 512).unwrap();
     let mut ranges = Vec::new();
+    let mut first = 0;
     for (i, (p, s)) in index.tensors.iter().zip(&of.tensors).enumerate() {
         assert_eq!((&p.name, p.ty, p.ne, p.expert_bytes), (&s.name, s.ty, s.ne, s.expert_bytes));
         assert_eq!((p.layer, p.group, p.part), (s.layer, s.group, s.part));
-        assert_eq!(of.together(i, 0), None);
+        first = if index.leads(i) { ranges.len() } else { first };
         for e in 0..p.n_expert() {
             let at = p.offset_of(e);
+            assert!(at.is_multiple_of(PART_ALIGN));
             let range = |at: u64| at as usize..(at + p.expert_bytes) as usize;
             let bytes = &here[p.file as usize][range(at)];
             assert!(bytes == &there[s.file as usize][range(s.offset_of(e))], "{} {e}", p.name);
             assert_eq!((p.crc32_of(e), s.crc32_of(e)), (Some(crc32fast::hash(bytes)), None));
-            let all = index.together(i, e).unwrap();
-            assert!(all.start.is_multiple_of(EXPERT_ALIGN) && at.is_multiple_of(PART_ALIGN));
-            assert!(all.start <= at && at + p.expert_bytes <= all.end);
+            let read = extent(at, p.expert_bytes, plan.align);
+            assert_eq!((read.offset, read.head), (at, 0));
             if index.leads(i) {
-                assert_eq!(all.start, at, "the matrix that is used first is the first");
-                ranges.push((p.file, all.start, all.end));
+                assert!(at.is_multiple_of(EXPERT_ALIGN), "the matrix that is used first is the first");
+                ranges.push((p.file, at, at + read.len));
+            } else {
+                let before: &mut (u32, u64, u64) = &mut ranges[first + e as usize];
+                assert_eq!((before.0, before.2), (p.file, at), "the reads of an expert follow each other");
+                before.2 += read.len;
             }
         }
-        assert_eq!(index.together(i, p.n_expert()), None);
     }
     ranges.sort_unstable();
     assert!(ranges.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1), "experts overlap");
@@ -597,5 +603,5 @@ fn the_fuzz_seed_is_packed() {
     let index = Index::open(&seed).unwrap();
     let down = &index.tensors[1];
     assert_eq!((down.name.as_str(), down.offset_of(1)), ("blk.0.ffn_down_exps.weight", bytes.len() as u64 - 4));
-    assert_eq!(index.together(0, 1), Some(down.offset_of(1) - 4..bytes.len() as u64));
+    assert_eq!(index.tensors[0].offset_of(1), bytes.len() as u64 - 8);
 }

@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use gguf::{Header, Tensor, Value};
-pub use packed::{PREFIX, PackedLayer, PackedPart, Row, Table, VERSION, is_own, is_packed_name, layer_name};
+pub use packed::{
+    PART_ALIGN, PREFIX, PackedLayer, PackedPart, Row, Table, VERSION, is_own, is_packed_name, layer_name,
+};
 pub use router::{Gating, Place, RouterPlaces, Rule};
 pub use types::GgmlType;
 

@@ -4,7 +4,6 @@
 //! and the order of experts, or the file is refused.
 
 use std::io::{Read, Seek};
-use std::ops::Range;
 
 use super::gguf::Tensor;
 use super::reader::Reader;
@@ -16,6 +15,8 @@ use crate::error::Result;
 pub const PREFIX: &str = "les.";
 /// The version of the format, in tables and in the key `les.pack.version`.
 pub const VERSION: u32 = 1;
+/// Packers begin the matrices of an expert at multiples of this.
+pub const PART_ALIGN: u64 = 4 << 10;
 
 const MAGIC: &[u8; 8] = b"LESEXPRT";
 const HEAD_BYTES: usize = 24;
@@ -317,17 +318,6 @@ impl Index {
     /// Whether there are packed experts. Only we can load them.
     pub fn is_packed(&self) -> bool {
         self.tensors.iter().any(|t| t.packed.is_some())
-    }
-
-    /// The one range of the file ([`ExpertTensor::file`]) that covers all matrices of an expert: of those of the layer and
-    /// group of `tensor`, an index into [`Index::tensors`]. `None` when they do not lie together, as in a file that is
-    /// not packed.
-    pub fn together(&self, tensor: usize, expert: u32) -> Option<Range<u64>> {
-        let t = self.tensors.get(tensor).filter(|t| t.packed.is_some() && expert < t.n_expert())?;
-        let parts = self.tensors.iter().filter(|u| (u.layer, u.group) == (t.layer, t.group));
-        parts
-            .map(|u| u.offset_of(expert)..u.offset_of(expert) + u.expert_bytes)
-            .reduce(|all, part| all.start.min(part.start)..all.end.max(part.end))
     }
 }
 

@@ -9,12 +9,10 @@ use super::copy::Named;
 use super::header::{self, Info};
 use super::key;
 use crate::error::{Error, Result};
-use crate::index::{self, Header, Index, PackedPart, Row, Table, VERSION, is_own, layer_name};
+use crate::index::{self, Header, Index, PART_ALIGN, PackedPart, Row, Table, VERSION, is_own, layer_name};
 
 /// Experts begin at multiples of this in the file: no device in use asks for more.
 pub const EXPERT_ALIGN: u64 = 16 << 10;
-/// The matrices of an expert begin at multiples of this.
-pub const PART_ALIGN: u64 = 4 << 10;
 /// No more shards than `split.count` can hold.
 const MOST_FILES: usize = u16::MAX as usize;
 

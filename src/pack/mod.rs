@@ -18,7 +18,7 @@ mod unpack;
 mod verify;
 mod writer;
 
-pub use layout::{EXPERT_ALIGN, Layout, OutFile, PART_ALIGN, Source};
+pub use layout::{EXPERT_ALIGN, Layout, OutFile, Source};
 pub use output::room;
 pub use unpack::{Unpacked, unpack};
 pub use verify::{Damage, Verified, total_bytes, verify};

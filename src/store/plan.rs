@@ -1,7 +1,7 @@
 //! How a budget is cut into slots.
 
 use crate::error::{Error, Result};
-use crate::index::Index;
+use crate::index::{Index, PART_ALIGN};
 
 use super::BlockId;
 
@@ -69,12 +69,14 @@ pub fn extent(offset: u64, bytes: u64, align: u64) -> Extent {
 }
 
 impl Plan {
-    /// What `index` needs, before there is a budget: no class has slots yet.
+    /// What `index` needs, before there is a budget: no class has slots yet. Reads are aligned to `align` bytes, or more.
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is more of it than can be counted.
     pub fn layout(index: &Index, align: u64) -> Result<Self> {
         let too_much = || Error::Invalid("the model has more experts than can be counted".into());
+        // so that the read of one packed matrix ends where that of the next one begins: they become one
+        let align = if index.is_packed() { align.max(PART_ALIGN) } else { align };
         let mut slot_bytes = Vec::with_capacity(index.tensors.len());
         for t in &index.tensors {
             let (end, differ) = match &t.packed {
