@@ -582,7 +582,8 @@ fn the_fuzz_seed_is_packed() {
     let part = |part, position| PackedPart { part, ty: GgmlType(0), n_dims: 3, position, columns: 1, rows: 1 };
     let parts = vec![part(Part::Up, 1), part(Part::Down, 0)];
     let first = Table::bytes(parts.len(), 2) as u64;
-    let rows = (0..4).map(|i| Row { offset: first + 4 * i, crc32: crc32fast::hash(&[i as u8; 4]) }).collect();
+    let row = |i: u64| Row { offset: first + 4 * i, bytes: 4, ty: GgmlType(0), crc32: crc32fast::hash(&[i as u8; 4]) };
+    let rows = (0..4).map(row).collect();
     let table = Table { parts, n_expert: 2, rows }.encode();
     let data = (0..4).flat_map(|i| [i; 4]);
     let gguf = Gguf::new().text("general.architecture", "m").u32("m.expert_used_count", 1).tensor(

@@ -73,7 +73,7 @@ pub struct ExpertTensor {
     pub group: u32,
     /// Which matrix.
     pub part: Part,
-    /// Its type.
+    /// The type that it has for llama.cpp; see [`ExpertTensor::type_of`].
     pub ty: GgmlType,
     /// Columns, rows, experts, 1.
     pub ne: [u64; 4],
@@ -81,7 +81,7 @@ pub struct ExpertTensor {
     pub file: u32,
     /// Where expert 0 begins, in bytes from the start of the file.
     pub offset: u64,
-    /// Bytes of one expert's matrix; expert `e` begins at [`ExpertTensor::offset_of`].
+    /// Bytes of one expert's matrix of this type; see [`ExpertTensor::bytes_of`] and [`ExpertTensor::offset_of`].
     pub expert_bytes: u64,
     /// In a packed file: where each expert begins, and its checksum. `None`: they follow each other.
     pub packed: Option<Arc<[Row]>>,
@@ -250,12 +250,16 @@ impl Index {
 
     /// Bytes of all experts.
     pub fn expert_bytes(&self) -> u64 {
-        sum(self.tensors.iter().map(|t| t.expert_bytes.saturating_mul(t.ne[2])))
+        sum(self.tensors.iter().map(ExpertTensor::all_bytes))
     }
 
-    /// The least cache that works, in bytes: the experts of one token over all layers.
+    /// The least cache that works, in bytes: the experts of one token over all layers, of average size.
     pub fn token_bytes(&self) -> u64 {
-        sum(self.tensors.iter().map(|t| t.expert_bytes.saturating_mul(t.n_expert().min(self.n_expert_used).into())))
+        sum(self.tensors.iter().map(|t| {
+            let used = u128::from(t.n_expert().min(self.n_expert_used));
+            let bytes = (u128::from(t.all_bytes()) * used).div_ceil(u128::from(t.ne[2].max(1)));
+            u64::try_from(bytes).unwrap_or(u64::MAX)
+        }))
     }
 
     /// Whether `tensor` is the first of its layer and group: the one whose operation the router's picks reach first.

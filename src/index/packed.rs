@@ -31,7 +31,7 @@ const REMEDY: &str = "the packed experts are incomplete or damaged; pack the mod
 pub struct PackedPart {
     /// Which matrix.
     pub part: Part,
-    /// Its type.
+    /// The type that its tensor has for llama.cpp. That of each expert [mixes](GgmlType::mixes_with) with it.
     pub ty: GgmlType,
     /// How many dimensions its tensor had.
     pub n_dims: u32,
@@ -44,9 +44,9 @@ pub struct PackedPart {
 }
 
 impl PackedPart {
-    /// Bytes of one expert's matrix. `None` when the type is unknown or the size makes no sense.
-    pub fn bytes(&self) -> Option<u64> {
-        self.ty.row_bytes(self.columns)?.checked_mul(self.rows).filter(|&bytes| bytes > 0 && bytes <= i64::MAX as u64)
+    /// Bytes of an expert's matrix of type `ty`. `None` when the type is unknown or the size makes no sense.
+    pub fn bytes(&self, ty: GgmlType) -> Option<u64> {
+        ty.row_bytes(self.columns)?.checked_mul(self.rows).filter(|&bytes| bytes > 0 && bytes <= i64::MAX as u64)
     }
 }
 
@@ -56,6 +56,10 @@ pub struct Row {
     /// Where it begins, in bytes: in a [`Table`] from the start of the layer's tensor, in an [`ExpertTensor`] from the
     /// start of the file.
     pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Its type.
+    pub ty: GgmlType,
     /// CRC-32 (IEEE) of its bytes.
     pub crc32: u32,
 }
@@ -90,11 +94,10 @@ impl Table {
             out.extend(p.columns.to_le_bytes());
             out.extend(p.rows.to_le_bytes());
         }
-        for (i, row) in self.rows.iter().enumerate() {
-            let part = &self.parts[i % self.parts.len()];
+        for row in &self.rows {
             out.extend(row.offset.to_le_bytes());
-            out.extend(part.bytes().unwrap_or(0).to_le_bytes());
-            out.extend(part.ty.0.to_le_bytes());
+            out.extend(row.bytes.to_le_bytes());
+            out.extend(row.ty.0.to_le_bytes());
             out.extend(row.crc32.to_le_bytes());
         }
         out.extend(crc32fast::hash(&out).to_le_bytes());
@@ -142,11 +145,11 @@ impl Table {
         for expert in 0..n_expert {
             for part in &parts {
                 let wrong = |why: &str| Err(format!("expert {expert}, {}: {why}", part.part));
-                let (offset, bytes, ty, crc32) = (r.u64(), r.u64(), r.u32(), r.u32());
-                if ty != part.ty.0 {
-                    return wrong("its type is not that of the others; update ggml-les");
+                let (offset, bytes, ty, crc32) = (r.u64(), r.u64(), GgmlType(r.u32()), r.u32());
+                if !ty.mixes_with(part.ty) {
+                    return wrong("its type cannot be one tensor's with the others'");
                 }
-                if Some(bytes) != part.bytes() {
+                if Some(bytes) != part.bytes(ty) {
                     return wrong("its size is not that of its type and shape");
                 }
                 if offset < end {
@@ -156,7 +159,7 @@ impl Table {
                     Some(end) if end <= tensor_bytes => end,
                     _ => return wrong("it ends past the tensor"),
                 };
-                rows.push(Row { offset, crc32 });
+                rows.push(Row { offset, bytes, ty, crc32 });
             }
         }
         Ok(Self { parts, n_expert, rows })
@@ -197,7 +200,7 @@ impl Fields<'_> {
         };
         let (ty, n_dims, position) = (GgmlType(self.u32()), self.u32(), self.u32());
         let part = PackedPart { part, ty, n_dims, position, columns: self.u64(), rows: self.u64() };
-        if part.bytes().is_none() || !(1..=4).contains(&n_dims) {
+        if part.bytes(ty).is_none() || !(1..=4).contains(&n_dims) {
             return Err(format!("{}: {} x {} of {ty} make no matrix", part.part, part.columns, part.rows));
         }
         Ok(part)
@@ -233,7 +236,7 @@ impl PackedLayer {
                 ne: [part.columns, part.rows, self.table.n_expert.into(), 1],
                 file,
                 offset: rows.first().map_or(0, |row| row.offset),
-                expert_bytes: part.bytes().unwrap_or(0),
+                expert_bytes: part.bytes(part.ty).unwrap_or(0),
                 packed: Some(rows.into()),
             }
         })
@@ -308,9 +311,36 @@ impl ExpertTensor {
         }
     }
 
+    /// Bytes of expert `expert`.
+    pub fn bytes_of(&self, expert: u32) -> u64 {
+        self.row(expert).map_or(self.expert_bytes, |row| row.bytes)
+    }
+
+    /// The type of expert `expert`.
+    pub fn type_of(&self, expert: u32) -> GgmlType {
+        self.row(expert).map_or(self.ty, |row| row.ty)
+    }
+
+    /// Whether it has experts of several types, or of another one than `ty`.
+    pub fn is_mixed(&self) -> bool {
+        self.packed.as_ref().is_some_and(|rows| rows.iter().any(|row| row.ty != self.ty))
+    }
+
+    /// Bytes of all experts.
+    pub fn all_bytes(&self) -> u64 {
+        match &self.packed {
+            Some(rows) => rows.iter().fold(0, |sum, row| sum.saturating_add(row.bytes)),
+            None => self.expert_bytes.saturating_mul(self.ne[2]),
+        }
+    }
+
+    fn row(&self, expert: u32) -> Option<&Row> {
+        self.packed.as_ref()?.get(expert as usize)
+    }
+
     /// CRC-32 (IEEE) of the bytes of expert `expert`. `None` where the file has none.
     pub fn crc32_of(&self, expert: u32) -> Option<u32> {
-        self.packed.as_ref()?.get(expert as usize).map(|row| row.crc32)
+        self.row(expert).map(|row| row.crc32)
     }
 }
 
@@ -329,8 +359,13 @@ mod tests {
     fn table() -> Table {
         let part = |part, rows| PackedPart { part, ty: GgmlType(8), n_dims: 3, position: 7, columns: 64, rows };
         let parts = vec![part(Part::Up, 2), part(Part::Down, 3)];
-        let rows = [(400, 1), (600, 2), (1000, 3), (1200, u32::MAX)];
-        Table { parts, n_expert: 2, rows: rows.map(|(offset, crc32)| Row { offset, crc32 }).to_vec() }
+        // the last one is of another type
+        let rows = [(400, 2, 8, 1), (600, 3, 8, 2), (1000, 2, 8, 3), (1200, 3, 6, u32::MAX)];
+        let row = |(offset, n, ty, crc32)| {
+            let ty = GgmlType(ty);
+            Row { offset, bytes: n * ty.row_bytes(64).unwrap(), ty, crc32 }
+        };
+        Table { parts, n_expert: 2, rows: rows.map(row).to_vec() }
     }
 
     /// The table with some bytes replaced, and a checksum that says they are right.
@@ -348,8 +383,9 @@ mod tests {
         let bytes = table().encode();
         assert_eq!(bytes.len(), Table::bytes(2, 2));
         assert_eq!(Table::decode(&bytes, 1404).unwrap(), table());
-        // 1200 and three rows of two blocks of 34 bytes
-        assert!(Table::decode(&bytes, 1403).unwrap_err().contains("past the tensor"));
+        assert!(Table::decode(&bytes, 1332).is_ok());
+        // 1200 and three rows of two blocks of 22 bytes
+        assert!(Table::decode(&bytes, 1331).unwrap_err().contains("past the tensor"));
         assert!(Table::decode(&bytes[..bytes.len() - 1], 1404).is_err());
     }
 
@@ -385,6 +421,7 @@ mod tests {
             (row, &u64::MAX.to_le_bytes(), "past the tensor"),
             (row + 8, &1_u64.to_le_bytes(), "size"),
             (row + 16, &12_u32.to_le_bytes(), "type"),
+            (row + 16, &6_u32.to_le_bytes(), "size"),
         ] {
             let why = with(at, bytes).unwrap_err();
             assert!(why.contains(word), "{at}: {why}");

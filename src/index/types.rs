@@ -80,6 +80,13 @@ impl GgmlType {
         }
     }
 
+    /// Whether llama.cpp multiplies matrices of both types with activations of one format, in one kernel with one scratch
+    /// memory, so that one tensor may have experts of both.
+    pub fn mixes_with(self, other: Self) -> bool {
+        const FAMILIES: [&[u32]; 3] = [&[10, 11, 12, 13, 14, 16, 17, 18, 19, 21, 22, 23, 29], &[2, 6, 8, 20], &[3, 7]];
+        self == other || FAMILIES.iter().any(|family| family.contains(&self.0) && family.contains(&other.0))
+    }
+
     /// Whether llama.cpp once knew this type and removed it.
     pub const fn is_removed(self) -> bool {
         matches!(self.0, 4 | 5 | 31..=33 | 36..=38)
@@ -114,6 +121,13 @@ mod tests {
             assert!((1.0..=64.0).contains(&bits), "{ty}: {bits}");
         }
         assert_eq!(GgmlType(43).layout(), None);
+    }
+
+    #[test]
+    fn families() {
+        let [q4_0, q8_0, q4_1, q2_k, iq4_xs, tq1_0] = [2, 8, 3, 10, 23, 34].map(GgmlType);
+        assert!(q4_0.mixes_with(q8_0) && q2_k.mixes_with(iq4_xs) && tq1_0.mixes_with(tq1_0));
+        assert!(!q4_0.mixes_with(q4_1) && !q8_0.mixes_with(q2_k) && !tq1_0.mixes_with(q2_k));
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl Layer {
         for (i, row) in self.table.rows.iter_mut().enumerate() {
             let align = if i % n_parts == 0 { EXPERT_ALIGN } else { PART_ALIGN };
             row.offset = at.next_multiple_of(align) - offset;
-            at = offset + row.offset + self.table.parts[i % n_parts].bytes().unwrap_or(0);
+            at = offset + row.offset + row.bytes;
         }
         // so that no aligned read reaches past the tensor, and the next one begins aligned
         self.bytes = at.next_multiple_of(EXPERT_ALIGN) - offset;
@@ -232,7 +232,8 @@ fn contents(source: &Source) -> Result<Vec<Content>> {
             PackedPart { part: t.part, ty: t.ty, n_dims, position, columns: t.ne[0], rows: t.ne[1] }
         };
         let parts: Vec<_> = tensors.iter().map(part).collect();
-        let rows = vec![Row { offset: 0, crc32: 0 }; parts.len() * n_expert as usize];
+        let row = |t: &index::ExpertTensor| Row { offset: 0, bytes: t.expert_bytes, ty: t.ty, crc32: 0 };
+        let rows = (0..n_expert).flat_map(|_| tensors.iter().map(|&i| row(of(i)))).collect();
         contents.push(Content::Experts(Layer {
             name: layer_name(first.layer, first.group),
             tensors: tensors.to_vec(),

@@ -49,6 +49,14 @@ pub fn unpack(path: &Path, output: &Path, progress: &mut Progress) -> Result<Unp
     let files = headers.iter().map(|header| Named::open(&header.file.path)).collect::<Result<Vec<_>>>()?;
     let items = in_order(&headers, &files, &model)?;
     let first = &headers[0];
+    if let Some(t) = model.tensors.iter().find(|t| t.is_mixed()) {
+        let why = "has experts of several types, for which a stock file has no room";
+        return Err(Error::Invalid(format!(
+            "{}: {} {why}: keep the file that it was packed from",
+            path.display(),
+            t.name
+        )));
+    }
 
     let info = |item: &Item| {
         let (name, ne, ty) = match item {

@@ -116,7 +116,7 @@ pub fn verify(path: &Path, progress: &mut Progress) -> Result<Verified> {
             for expert in 0..layer.table.n_expert {
                 for t in model.tensors.iter().filter(of_layer) {
                     let offset = t.offset_of(expert);
-                    let right = Some(copier.copy((&file, offset), t.expert_bytes, None)?) == t.crc32_of(expert);
+                    let right = Some(copier.copy((&file, offset), t.bytes_of(expert), None)?) == t.crc32_of(expert);
                     result.note(right, || Damage::Expert {
                         path: path.clone(),
                         layer: t.layer,

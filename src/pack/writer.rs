@@ -11,7 +11,7 @@ use super::copy::{Copier, Named};
 use super::layout::{Content, Layer, Layout, OutFile, Source};
 use super::output::{self, Output};
 use crate::error::Result;
-use crate::index::Table;
+use crate::index::{Row, Table};
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,8 +112,8 @@ fn is_done(content: &Content, at: u64, out: &Named) -> Result<bool> {
     let Content::Experts(Layer { table, bytes, .. }) = content else { return Ok(false) };
     let there = out.bytes(at, Table::bytes(table.parts.len(), table.n_expert))?;
     let Ok(there) = Table::decode(&there, *bytes) else { return Ok(false) };
-    let offsets = |table: &Table| table.rows.iter().map(|row| row.offset).collect::<Vec<_>>();
-    Ok(there.parts == table.parts && offsets(&there) == offsets(table))
+    let same = |(a, b): (&Row, &Row)| (a.offset, a.bytes, a.ty) == (b.offset, b.bytes, b.ty);
+    Ok(there.parts == table.parts && there.rows.iter().zip(&table.rows).all(same))
 }
 
 /// Writes the tensors that are not done; answers with the checksums of those that are not experts.

@@ -222,7 +222,7 @@ impl Streamer {
             return None;
         }
         let tensor = self.tensor_of[block as usize] as usize;
-        let expert = block - core.store.plan().tensors[tensor].first_block;
+        let expert = block - core.store.plan().first_block[tensor];
         core.hold(Held { block, lead: self.lead_of[tensor], expert });
         let mark = &mut core.ahead.marks[block as usize];
         (mark.unproven, mark.lane) = (true, Some(lane as u8));

@@ -102,8 +102,8 @@ impl Layer {
         guard = streamer.poll(guard);
         let core = &mut *guard;
         let plan = core.store.plan();
-        let firsts: Vec<BlockId> = tensors.iter().map(|&t| plan.tensors[t].first_block).collect();
-        let fits = streamer.fits(core, tensors, experts.len());
+        let firsts: Vec<BlockId> = tensors.iter().map(|&t| plan.first_block[t]).collect();
+        let fits = streamer.fit(core, tensors.iter().copied(), &experts);
         let answer = if fits { streamer.pin_all(core, &request, &firsts, &experts) } else { Ok(None) };
         drop(guard);
         let Some(at_first) = answer? else { return Ok(None) };
@@ -316,16 +316,6 @@ impl Streamer {
                 Err(Arc::new(Error::Invalid(why)))
             }
         }
-    }
-
-    /// Whether so many experts have room with all these matrices at once.
-    fn fits(&self, core: &Core, tensors: &[usize], n_experts: usize) -> bool {
-        let plan = core.store.plan();
-        let mut wanted = vec![0; plan.classes.len()];
-        for &t in tensors {
-            wanted[plan.tensors[t].class] += n_experts;
-        }
-        wanted.iter().zip(&plan.classes).all(|(&n, class)| n <= class.slots as usize)
     }
 
     /// Gives `block` a slot, at the expense of guesses if need be. Answers whether there was one.

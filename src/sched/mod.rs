@@ -196,20 +196,20 @@ impl Streamer {
     fn extent_of(&self, core: &Core, block: BlockId) -> (usize, Extent) {
         let t = self.tensor_of[block as usize] as usize;
         let tensor = &self.index.tensors[t];
-        let expert = block - core.store.plan().tensors[t].first_block;
-        (t, extent(tensor.offset_of(expert), tensor.expert_bytes, core.store.plan().align))
+        let expert = block - core.store.plan().first_block[t];
+        (t, extent(tensor.offset_of(expert), tensor.bytes_of(expert), core.store.plan().align))
     }
 
     /// The address of a block that is ready.
     fn address(&self, core: &Core, block: BlockId) -> usize {
-        let (t, range) = self.extent_of(core, block);
-        let bytes = self.index.tensors[t].expert_bytes as usize;
-        self.arena.at((core.store.slot_offset(block) + range.head) as usize, bytes) as usize
+        let (_, range) = self.extent_of(core, block);
+        let bytes = range.need - range.head;
+        self.arena.at((core.store.slot_offset(block) + range.head) as usize, bytes as usize) as usize
     }
 
     fn read_of(&self, core: &Core, block: BlockId) -> Read {
         let (t, range) = self.extent_of(core, block);
-        let crc32 = self.index.tensors[t].crc32_of(block - core.store.plan().tensors[t].first_block);
+        let crc32 = self.index.tensors[t].crc32_of(block - core.store.plan().first_block[t]);
         Read {
             token: u64::from(block),
             file: self.index.tensors[t].file,
@@ -290,9 +290,9 @@ impl Streamer {
         Error::Read {
             path: self.index.files[tensor.file as usize].path.clone(),
             tensor: tensor.name.clone(),
-            expert: block - core.store.plan().tensors[t].first_block,
+            expert: block - core.store.plan().first_block[t],
             offset: range.offset + range.head,
-            len: tensor.expert_bytes,
+            len: range.need - range.head,
             why: why_unread(e),
         }
     }
@@ -377,9 +377,21 @@ impl Streamer {
         tensor: usize,
         experts: I,
     ) -> impl Iterator<Item = BlockId> + use<I> {
-        let first = core.store.plan().tensors[tensor].first_block;
+        let first = core.store.plan().first_block[tensor];
         let n_expert = self.index.tensors[tensor].n_expert();
         experts.filter(move |&e| e < n_expert).map(move |e| first + e)
+    }
+
+    /// Whether the `experts` have room with all these matrices at once.
+    fn fit(&self, core: &Core, tensors: impl Iterator<Item = usize>, experts: &[u32]) -> bool {
+        let plan = core.store.plan();
+        let mut wanted = vec![0; plan.classes.len()];
+        for t in tensors {
+            for block in self.blocks_of(core, t, experts.iter().copied()) {
+                wanted[usize::from(plan.class_of[block as usize])] += 1;
+            }
+        }
+        wanted.iter().zip(&plan.classes).all(|(&n, class)| n <= class.slots)
     }
 
     /// The device does not answer to who needs `tensor`.

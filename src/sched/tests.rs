@@ -117,7 +117,8 @@ impl Default for Setup {
 fn streamer(setup: Setup) -> (Arc<Streamer>, Arc<Shared>) {
     let mut index = index(2, 8, 2, &[480, 480, 480]);
     for t in index.tensors.iter_mut().filter(|_| setup.packed) {
-        let row = |e: u32| Row { offset: u64::from(7 - e) * 512, crc32: 100 + e };
+        let row =
+            |e: u32| Row { offset: u64::from(7 - e) * 512, bytes: 512, ty: crate::index::GgmlType(0), crc32: 100 + e };
         t.packed = Some((0..8).map(row).collect());
     }
     let index = Arc::new(index);

@@ -98,7 +98,7 @@ impl Ticket {
         let passed = core.lead;
         core.begin(request.tensor, lead);
         let ticket = Self {
-            first_block: core.store.plan().tensors[request.tensor].first_block,
+            first_block: core.store.plan().first_block[request.tensor],
             walkers: request.walkers,
             order: experts.iter().map(|_| OnceLock::new()).collect(),
             passed: experts.iter().map(|_| AtomicU32::new(0)).collect(),
@@ -415,12 +415,7 @@ impl Streamer {
     /// The blocks that the layer needs after `tensor` and that are absent, in the order of use; those that are present
     /// count as used. Empty when the slots cannot hold all of them at once.
     fn touch_along(&self, core: &mut Core, tensor: usize, experts: &[u32]) -> Vec<BlockId> {
-        let plan = core.store.plan();
-        let mut wanted = vec![0; plan.classes.len()];
-        for t in self.parts_from(tensor) {
-            wanted[plan.tensors[t].class] += experts.len();
-        }
-        core.ahead.crowded = wanted.iter().zip(&plan.classes).any(|(&n, class)| n > class.slots as usize);
+        core.ahead.crowded = !self.fit(core, self.parts_from(tensor), experts);
         if core.ahead.crowded {
             return Vec::new();
         }

@@ -11,11 +11,11 @@ pub(crate) mod testing;
 mod valued;
 
 pub use arena::Arena;
-pub use plan::{Class, Extent, Plan, TensorPlan, extent};
+pub use plan::{Class, Extent, Plan, extent};
 pub use policy::{Lru, Policy};
 pub use valued::Valued;
 
-/// The number of a block, see [`TensorPlan`].
+/// The number of a block, see [`Plan::first_block`].
 pub type BlockId = u32;
 
 /// What is known of a block.
@@ -63,7 +63,6 @@ pub struct Store {
     plan: Plan,
     policy: Box<dyn Policy>,
     blocks: Vec<Block>,
-    class_of: Vec<u16>,
     free: Vec<Vec<u32>>,
     /// Per class: slots below this one have been used.
     high_water: Vec<u32>,
@@ -74,16 +73,11 @@ pub struct Store {
 impl Store {
     /// An empty store.
     pub fn new(plan: Plan, policy: Box<dyn Policy>) -> Self {
-        let mut class_of = vec![0; plan.n_blocks as usize];
-        for (i, t) in plan.tensors.iter().enumerate() {
-            let end = plan.tensors.get(i + 1).map_or(plan.n_blocks, |n| n.first_block);
-            class_of[t.first_block as usize..end as usize].fill(t.class as u16);
-        }
         // the last is taken first: slots fill from the start of the arena
         let free = plan.classes.iter().map(|c| (c.first_slot..c.first_slot + c.slots).rev().collect()).collect();
         let blocks = vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT }; plan.n_blocks as usize];
         let high_water = plan.classes.iter().map(|c| c.first_slot).collect();
-        Self { plan, policy, blocks, class_of, free, high_water, fresh_bytes: 0, evictions: 0 }
+        Self { plan, policy, blocks, free, high_water, fresh_bytes: 0, evictions: 0 }
     }
 
     /// How the budget is cut.
@@ -131,7 +125,7 @@ impl Store {
                 Some(slot) => {
                     let b = &mut self.blocks[block as usize];
                     (b.state, b.slot) = (State::Loading, slot);
-                    self.policy.inserted(block, usize::from(self.class_of[block as usize]));
+                    self.policy.inserted(block, usize::from(self.plan.class_of[block as usize]));
                     Acquired::Reserved
                 }
                 None => Acquired::Full,
@@ -156,7 +150,7 @@ impl Store {
 
     /// Where the slot of a block that is loading or ready begins in the arena.
     pub fn slot_offset(&self, block: BlockId) -> u64 {
-        let class = &self.plan.classes[usize::from(self.class_of[block as usize])];
+        let class = &self.plan.classes[usize::from(self.plan.class_of[block as usize])];
         let slot = self.blocks[block as usize].slot;
         class.offset + u64::from(slot - class.first_slot) * class.slot_bytes
     }
@@ -170,7 +164,7 @@ impl Store {
     pub fn failed(&mut self, block: BlockId) {
         let slot = self.blocks[block as usize].slot;
         self.policy.removed(block);
-        self.free[usize::from(self.class_of[block as usize])].push(slot);
+        self.free[usize::from(self.plan.class_of[block as usize])].push(slot);
         let b = &mut self.blocks[block as usize];
         (b.state, b.slot) = (State::Failed, NO_SLOT);
     }
@@ -201,7 +195,7 @@ impl Store {
     }
 
     fn take_slot(&mut self, block: BlockId, victim: Choose) -> Option<u32> {
-        let class = usize::from(self.class_of[block as usize]);
+        let class = usize::from(self.plan.class_of[block as usize]);
         if let Some(slot) = self.free[class].pop() {
             if slot >= self.high_water[class] {
                 self.high_water[class] = slot + 1;
@@ -325,7 +319,7 @@ mod tests {
                 let mut by_slot = HashMap::new();
                 for b in 0..s.plan().n_blocks {
                     if matches!(s.state(b), State::Ready | State::Loading) {
-                        let size = s.plan().classes[usize::from(s.class_of[b as usize])].slot_bytes;
+                        let size = s.plan().classes[usize::from(s.plan.class_of[b as usize])].slot_bytes;
                         let at = s.slot_offset(b);
                         prop_assert!(at + size <= budget);
                         prop_assert!(seen.insert(at), "slot at {at} has two blocks");

@@ -25,15 +25,6 @@ pub struct Class {
     floor: u32,
 }
 
-/// Where a tensor's blocks are numbered and kept. Block `first_block + e` is expert `e` of the tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorPlan {
-    /// The block of expert 0.
-    pub first_block: BlockId,
-    /// Index into [`Plan::classes`].
-    pub class: usize,
-}
-
 /// What to read for a block: the aligned range of the file, and where the expert begins in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
@@ -54,8 +45,10 @@ pub struct Plan {
     pub align: u64,
     /// The classes, smallest slots first.
     pub classes: Vec<Class>,
-    /// Per tensor of the index.
-    pub tensors: Vec<TensorPlan>,
+    /// Per tensor of the index: the block of its expert 0. Those of the others follow.
+    pub first_block: Vec<BlockId>,
+    /// Per block: index into [`Plan::classes`].
+    pub class_of: Vec<u16>,
     /// Blocks over all tensors.
     pub n_blocks: u32,
 }
@@ -77,23 +70,28 @@ impl Plan {
         let too_much = || Error::Invalid("the model has more experts than can be counted".into());
         // so that the read of one packed matrix ends where that of the next one begins: they become one
         let align = if index.is_packed() { align.max(PART_ALIGN) } else { align };
-        let mut slot_bytes = Vec::with_capacity(index.tensors.len());
+        // per block
+        let mut bytes = Vec::new();
+        let mut first_block = Vec::with_capacity(index.tensors.len());
         for t in &index.tensors {
-            let (end, differ) = match &t.packed {
-                // each was held against the end of the file, and no two begin alike
-                Some(rows) => (Some(0), rows.len() as u64),
-                // where experts begin within an aligned block repeats after so many
-                None => {
-                    let bytes = t.expert_bytes.checked_mul(t.ne[2]);
-                    (bytes.and_then(|bytes| bytes.checked_add(t.offset)), t.ne[2].min(align))
-                }
-            };
+            let first = bytes.len() as u32;
+            first.checked_add(t.n_expert()).ok_or_else(too_much)?;
+            first_block.push(first);
+            let of = |e: u32| extent(t.offset_of(e), t.bytes_of(e), align).len;
+            if t.packed.is_some() {
+                // each was held against the end of the file
+                bytes.extend((0..t.n_expert()).map(of));
+                continue;
+            }
             // no extent below reaches past this
-            end.and_then(|end| end.checked_next_multiple_of(align)).ok_or_else(too_much)?;
-            let of = |e: u32| extent(t.offset_of(e), t.expert_bytes, align).len;
-            slot_bytes.push((0..differ as u32).map(of).max().unwrap_or(align));
+            let all = t.expert_bytes.checked_mul(t.ne[2]).and_then(|all| all.checked_add(t.offset));
+            all.and_then(|end| end.checked_next_multiple_of(align)).ok_or_else(too_much)?;
+            // where experts begin within an aligned block repeats after so many
+            let most = (0..t.ne[2].min(align) as u32).map(of).max().unwrap_or(align);
+            bytes.extend(std::iter::repeat_n(most, t.n_expert() as usize));
         }
-        let mut sizes = slot_bytes.clone();
+        let n_blocks = bytes.len() as u32;
+        let mut sizes = bytes.clone();
         sizes.sort_unstable();
         sizes.dedup();
         // from the largest down: a class takes every size that wastes little in its slots
@@ -104,20 +102,27 @@ impl Plan {
             }
         }
         classes.reverse();
-        let (mut n_blocks, mut all) = (0_u32, 0_u64);
-        let mut tensors = Vec::with_capacity(index.tensors.len());
-        for (t, bytes) in index.tensors.iter().zip(slot_bytes) {
-            let class = classes.partition_point(|c| c.slot_bytes < bytes);
-            tensors.push(TensorPlan { first_block: n_blocks, class });
-            // no class has more blocks, or a larger floor, than there are blocks
-            n_blocks = n_blocks.checked_add(t.n_expert()).ok_or_else(too_much)?;
-            let class = &mut classes[class];
-            class.blocks += t.n_expert();
-            class.floor += index.n_expert_used.max(1).min(t.n_expert());
-            let more = class.slot_bytes.checked_mul(t.n_expert().into());
-            all = more.and_then(|more| all.checked_add(more)).ok_or_else(too_much)?;
+        let class_of = bytes.iter().map(|&bytes| classes.partition_point(|c| c.slot_bytes < bytes) as u16).collect();
+        let mut plan = Self { align, classes, first_block, class_of, n_blocks };
+        plan.count(index.n_expert_used.max(1));
+        let all = |all: u64, c: &Class| all.checked_add(c.slot_bytes.checked_mul(c.blocks.into())?);
+        plan.classes.iter().try_fold(0, all).ok_or_else(too_much)?;
+        Ok(plan)
+    }
+
+    /// Counts the blocks of each class, and those that a token needs, of `n_used` experts per layer: of a tensor whose experts
+    /// are of several classes, its share of each.
+    fn count(&mut self, n_used: u32) {
+        let ends = self.first_block.iter().skip(1).copied().chain([self.n_blocks]);
+        for (&first, end) in self.first_block.iter().zip(ends) {
+            let mut blocks = vec![0_u32; self.classes.len()];
+            self.class_of[first as usize..end as usize].iter().for_each(|&class| blocks[usize::from(class)] += 1);
+            for (class, n) in self.classes.iter_mut().zip(blocks) {
+                let share = (u64::from(n) * u64::from(n_used)).div_ceil(u64::from(end - first).max(1));
+                class.blocks += n;
+                class.floor += (share as u32).min(n);
+            }
         }
-        Ok(Self { align, classes, tensors, n_blocks })
     }
 
     /// The smallest budget that makes sense, in bytes: one token's experts.

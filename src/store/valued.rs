@@ -7,9 +7,11 @@ use super::{BlockId, Plan, Policy};
 /// What was asked for since the layer in progress began is given up last: its later parts, and what is read ahead for the
 /// next layer, must not go before they are used, whatever they are worth afterwards.
 pub struct Valued {
-    tensors: Vec<Tensor>,
-    tensor_of: Vec<u32>,
-    /// Per class: its tensors.
+    /// Per tensor: its first block, and how many it has.
+    tensors: Vec<(BlockId, u32)>,
+    groups: Vec<Group>,
+    group_of: Vec<u32>,
+    /// Per class: its groups.
     by_class: Vec<Vec<u32>>,
     values: Vec<f32>,
     /// Per block: its value, or infinity when it is not resident.
@@ -21,9 +23,9 @@ pub struct Valued {
     began: u64,
 }
 
-struct Tensor {
-    first: BlockId,
-    n: u32,
+/// The blocks of one tensor that are of one class.
+struct Group {
+    tensor: usize,
     /// The block to go first, pinned or not; looked for again when it may be another one.
     least: Option<Rank>,
     stale: bool,
@@ -45,25 +47,36 @@ impl Rank {
 impl Valued {
     /// For the blocks of `plan`.
     pub fn new(plan: &Plan) -> Self {
-        let ends = plan.tensors.iter().skip(1).map(|t| t.first_block).chain([plan.n_blocks]);
-        Self::of(plan.tensors.iter().zip(ends).map(|(t, end)| (end - t.first_block, t.class)))
+        let ends = plan.first_block.iter().skip(1).copied().chain([plan.n_blocks]);
+        let tensors = plan.first_block.iter().zip(ends);
+        Self::of(tensors.map(|(&first, end)| plan.class_of[first as usize..end as usize].iter().map(|&c| c.into())))
     }
 
-    /// For tensors of so many blocks in such a class, numbered in this order.
-    pub fn of(tensors: impl Iterator<Item = (u32, usize)>) -> Self {
-        let (mut list, mut tensor_of, mut by_class) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, (n, class)) in tensors.enumerate() {
-            list.push(Tensor { first: tensor_of.len() as BlockId, n, least: None, stale: false });
-            tensor_of.extend(std::iter::repeat_n(i as u32, n as usize));
-            if by_class.len() <= class {
-                by_class.resize_with(class + 1, Vec::new);
+    /// For tensors whose blocks are in these classes, numbered in this order.
+    pub fn of<T: Iterator<Item = usize>>(tensors: impl Iterator<Item = T>) -> Self {
+        let mut list = Vec::new();
+        let (mut groups, mut group_of, mut by_class): (Vec<Group>, Vec<u32>, Vec<Vec<u32>>) = Default::default();
+        for (tensor, classes) in tensors.enumerate() {
+            let first = group_of.len() as BlockId;
+            for class in classes {
+                if by_class.len() <= class {
+                    by_class.resize_with(class + 1, Vec::new);
+                }
+                let last = by_class[class].last().copied().filter(|&g| groups[g as usize].tensor == tensor);
+                let group = last.unwrap_or(groups.len() as u32);
+                if last.is_none() {
+                    by_class[class].push(group);
+                    groups.push(Group { tensor, least: None, stale: false });
+                }
+                group_of.push(group);
             }
-            by_class[class].push(i as u32);
+            list.push((first, group_of.len() as u32 - first));
         }
-        let n = tensor_of.len();
+        let n = group_of.len();
         Self {
             tensors: list,
-            tensor_of,
+            groups,
+            group_of,
             by_class,
             values: vec![0.0; n],
             resident: vec![f32::INFINITY; n],
@@ -77,40 +90,41 @@ impl Valued {
         Rank { value: self.resident[block as usize], used: self.used[block as usize], block }
     }
 
+    fn group(&mut self, block: BlockId) -> &mut Group {
+        &mut self.groups[self.group_of[block as usize] as usize]
+    }
+
     fn stamp(&mut self, block: BlockId) {
         self.now += 1;
         self.used[block as usize] = self.now;
     }
 
-    /// The block of the tensor that goes first among those that `may_go`.
-    fn first_to_go(&self, tensor: &Tensor, may_go: impl Fn(BlockId) -> bool) -> Option<Rank> {
-        let mut first: Option<Rank> = None;
-        for block in tensor.first..tensor.first + tensor.n {
+    /// The block of the group that goes first among those that `may_go`.
+    fn first_to_go(&self, group: u32, may_go: impl Fn(BlockId) -> bool) -> Option<Rank> {
+        let (first, n) = self.tensors[self.groups[group as usize].tensor];
+        let mut best: Option<Rank> = None;
+        for block in (first..first + n).filter(|&block| self.group_of[block as usize] == group) {
             let rank = self.rank(block);
-            if rank.value < f32::INFINITY && first.is_none_or(|f| rank.goes_before(&f)) && may_go(block) {
-                first = Some(rank);
+            if rank.value < f32::INFINITY && best.is_none_or(|b| rank.goes_before(&b)) && may_go(block) {
+                best = Some(rank);
             }
         }
-        first
+        best
     }
 
     fn search(&mut self, class: usize, may_go: impl Fn(&Self, BlockId) -> bool) -> Option<BlockId> {
         let mut best: Option<Rank> = None;
         for i in 0..self.by_class.get(class)?.len() {
-            let t = self.by_class[class][i] as usize;
-            if self.tensors[t].stale {
-                self.tensors[t].least = self.first_to_go(&self.tensors[t], |_| true);
-                self.tensors[t].stale = false;
+            let g = self.by_class[class][i];
+            if self.groups[g as usize].stale {
+                self.groups[g as usize].least = self.first_to_go(g, |_| true);
+                self.groups[g as usize].stale = false;
             }
-            let Some(least) = self.tensors[t].least else { continue };
+            let Some(least) = self.groups[g as usize].least else { continue };
             if best.is_some_and(|b| !least.goes_before(&b)) {
                 continue;
             }
-            let rank = if may_go(self, least.block) {
-                Some(least)
-            } else {
-                self.first_to_go(&self.tensors[t], |b| may_go(self, b))
-            };
+            let rank = if may_go(self, least.block) { Some(least) } else { self.first_to_go(g, |b| may_go(self, b)) };
             best = rank.filter(|r| best.is_none_or(|b| r.goes_before(&b))).or(best);
         }
         best.map(|b| b.block)
@@ -122,22 +136,22 @@ impl Policy for Valued {
         self.stamp(block);
         self.resident[block as usize] = self.values[block as usize];
         let rank = self.rank(block);
-        let tensor = &mut self.tensors[self.tensor_of[block as usize] as usize];
-        if tensor.least.is_none_or(|least| rank.goes_before(&least)) {
-            tensor.least = Some(rank);
+        let group = self.group(block);
+        if group.least.is_none_or(|least| rank.goes_before(&least)) {
+            group.least = Some(rank);
         }
     }
 
     fn used(&mut self, block: BlockId) {
         self.stamp(block);
-        let tensor = &mut self.tensors[self.tensor_of[block as usize] as usize];
-        tensor.stale |= tensor.least.is_some_and(|least| least.block == block);
+        let group = self.group(block);
+        group.stale |= group.least.is_some_and(|least| least.block == block);
     }
 
     fn removed(&mut self, block: BlockId) {
         self.resident[block as usize] = f32::INFINITY;
-        let tensor = &mut self.tensors[self.tensor_of[block as usize] as usize];
-        tensor.stale |= tensor.least.is_some_and(|least| least.block == block);
+        let group = self.group(block);
+        group.stale |= group.least.is_some_and(|least| least.block == block);
     }
 
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
@@ -154,9 +168,9 @@ impl Policy for Valued {
     }
 
     fn valued(&mut self, tensor: usize, values: &[f32]) {
-        let Some(tensor) = self.tensors.get_mut(tensor).filter(|t| t.n as usize == values.len()) else { return };
-        tensor.stale = true;
-        for (block, &value) in (tensor.first as usize..).zip(values) {
+        let Some(&(first, _)) = self.tensors.get(tensor).filter(|(_, n)| *n as usize == values.len()) else { return };
+        for (block, &value) in (first as usize..).zip(values) {
+            self.groups[self.group_of[block] as usize].stale = true;
             // what is not a number is worth nothing, and must not look absent
             let value = if value.is_finite() { value } else { 0.0 };
             self.values[block] = value;
@@ -176,7 +190,7 @@ mod tests {
     use super::*;
 
     fn filled(tensors: &[(u32, usize)]) -> Valued {
-        let mut policy = Valued::of(tensors.iter().copied());
+        let mut policy = Valued::of(tensors.iter().map(|&(n, class)| std::iter::repeat_n(class, n as usize)));
         let mut block = 0;
         for &(n, class) in tensors {
             (0..n).for_each(|i| policy.inserted(block + i, class));
@@ -256,9 +270,12 @@ mod tests {
     proptest! {
         /// Against a model that looks at every block.
         #[test]
-        fn the_victim_is_the_one_that_a_full_search_finds(ops in proptest::collection::vec(op(), 1..300)) {
-            let class_of = |block: u32| usize::from(block >= 12);
-            let mut policy = Valued::of([(6, 0), (6, 0), (6, 1), (6, 1)].into_iter());
+        fn the_victim_is_the_one_that_a_full_search_finds(
+            ops in proptest::collection::vec(op(), 1..300),
+            blocks in proptest::collection::vec(any::<bool>(), 24),
+        ) {
+            let class_of = |block: u32| usize::from(blocks[block as usize]);
+            let mut policy = Valued::of(blocks.chunks(6).map(|t| t.iter().map(|&class| class.into())));
             let mut resident: HashMap<u32, ()> = HashMap::new();
             for op in ops {
                 match op {

@@ -103,7 +103,7 @@ impl Typical {
 
     /// The policy that keeps what is to be kept.
     pub fn policy(&self) -> Box<dyn Policy> {
-        let mut policy = Valued::of(self.trace.n_expert.iter().map(|&n| (n as u32, 0)));
+        let mut policy = Valued::of(self.trace.n_expert.iter().map(|&n| std::iter::repeat_n(0, n)));
         for (at, (&n, &used)) in self.trace.n_expert.iter().zip(&self.n_used).enumerate() {
             let values: Vec<f32> = (0..n).map(|e| if e < used { 1.0 } else { 0.0 }).collect();
             policy.valued(at, &values);

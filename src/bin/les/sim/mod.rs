@@ -119,7 +119,7 @@ impl Kind {
             Self::Lru => Box::new(Lru::new(n, 1)),
             Self::Sieve => Box::new(Sieve::new(n)),
             Self::S3Fifo => Box::new(S3Fifo::new(n, slots)),
-            _ => Box::new(Valued::of(trace.n_expert.iter().map(|&n| (n as u32, 0)))),
+            _ => Box::new(Valued::of(trace.n_expert.iter().map(|&n| std::iter::repeat_n(0, n)))),
         };
         Machine::new(trace, policy, slots, device).run(values, ahead)
     }
