@@ -32,6 +32,7 @@ struct ggml_les_model {
     std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
     // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
     std::unordered_map<const void *, uint32_t> tensors;
+    std::unordered_map<uint32_t, std::vector<uint32_t>> types; // by number, of tensors whose experts are of several
 };
 
 namespace {
@@ -384,6 +385,11 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset, bo
     if (!same) {
         return refuse(err, err_len, std::string(tensor->name) + " is not where the index says; load with --les off");
     }
+    std::vector<uint32_t> types(info.n_expert);
+    les_model_types(load_model->handle, number, types.data(), info.n_expert);
+    if (std::any_of(types.begin(), types.end(), [&](uint32_t type) { return type != info.ggml_type; })) {
+        load_model->types[number] = types;
+    }
     load_model->tensors[tensor->data] = number;
     return true;
 }
@@ -669,9 +675,14 @@ void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor *
     walk->ticket     = walk->layer ? nullptr : dst->extra;
     walk->position   = walk->layer ? wave_first : 0;
     walk->failed     = !walk->layer && !walk->ticket;
+    if (walk->failed) {
+        return;
+    }
+    const ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
+    walk->tensor = model->tensors.at(walk->src0.data);
+    const auto types = model->types.find(walk->tensor);
+    walk->types = types == model->types.end() ? nullptr : types->second.data();
     if (walk->layer) {
-        const ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
-        walk->tensor = model->tensors.at(walk->src0.data);
         if (dst == &walk->layer->ops[0]) {
             attend(walk->layer, wave_number, true);
         }
@@ -706,6 +717,11 @@ int ggml_les_walk_next(struct ggml_les_walk * walk) {
         return -1;
     }
     walk->src0.data = (char *) const_cast<void *>(data) - expert*walk->src0.nb[2];
+    if (walk->types) {
+        walk->src0.type  = (ggml_type) walk->types[expert];
+        walk->src0.nb[0] = ggml_type_size(walk->src0.type);
+        walk->src0.nb[1] = ggml_row_size(walk->src0.type, walk->src0.ne[0]);
+    }
     return (int) expert;
 }
 

@@ -94,6 +94,7 @@ struct ggml_les_walk {
     struct ggml_tensor src0; // from src0->data find it in its slot
     void *   ticket;
     struct ggml_les_layer * layer; // in place of a ticket, if the operation is one of a layer's
+    const uint32_t * types; // by expert; NULL when all have the tensor's
     uint32_t tensor;
     uint32_t position;
     bool     failed;
@@ -125,7 +126,7 @@ GGML_API int  ggml_les_layer_wave(struct ggml_les_layer * layer, int wave);
 GGML_API bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads);
 // every thread, after the barrier
 GGML_API void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor * dst);
-// the next expert, with its address in walk->src0; -1 at the end or when a read failed (then walk->failed)
+// the next expert, with its address and type in walk->src0 (whose nb[2] stays the tensor's); -1 at the end or when a read failed (then walk->failed)
 GGML_API int  ggml_les_walk_next(struct ggml_les_walk * walk);
 // every thread, after its last expert; returns false when the operation failed
 GGML_API bool ggml_les_walk_end(struct ggml_les_walk * walk);

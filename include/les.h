@@ -80,7 +80,7 @@ struct les_tensor_info {
   size_t struct_size;
   // Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later, unless the file is packed.
   uint64_t offset;
-  // Bytes of one expert.
+  // Bytes of one expert of the tensor's type.
   uint64_t expert_bytes;
   // Which file (0: the first shard).
   uint32_t file;
@@ -88,7 +88,7 @@ struct les_tensor_info {
   uint32_t layer;
   // How many experts.
   uint32_t n_expert;
-  // The tensor's ggml type.
+  // The tensor's ggml type; see `les_model_types`.
   uint32_t ggml_type;
   // Its GGUF name.
   char name[64];
@@ -319,6 +319,15 @@ les_status les_model_find(const struct les_model *handle,
 les_status les_model_tensor(const struct les_model *handle,
                             uint32_t tensor,
                             struct les_tensor_info *info);
+
+// Fills `types` with the ggml type of each of the `n` experts of tensor number `tensor`: a packed file may hold some of
+// another type than the tensor's own. `LES_ERR_INVALID` when it has another number of experts. Any thread.
+//
+// `types` is NULL or writable for `n` numbers.
+les_status les_model_types(const struct les_model *handle,
+                           uint32_t tensor,
+                           uint32_t *types,
+                           uint32_t n);
 
 // Whether only packed files have tensors of this name: `LES_OK` for one that holds a layer's experts or checksums, else
 // `LES_ERR_NOT_FOUND`. Any thread.

@@ -365,7 +365,8 @@ impl Model {
     /// copies of the model. Whether or not it streams.
     ///
     /// # Errors
-    /// [`Error::Read`] and [`Error::Changed`]; [`Error::Invalid`] for a range that no tensor has.
+    /// [`Error::Read`] and [`Error::Changed`]; [`Error::Invalid`] for a range that no tensor has, or one of a tensor of several
+    /// types.
     pub fn read(&self, tensor: usize, offset: u64, to: &mut [u8]) -> Result<()> {
         let len = to.len() as u64;
         let has = |end: u64| {
@@ -374,6 +375,10 @@ impl Model {
         let Some(t) = offset.checked_add(len).and_then(has) else {
             return Err(Error::Invalid(format!("there are no {len} bytes at {offset} of expert tensor {tensor}")));
         };
+        if t.is_mixed() {
+            let why = "has experts of several types, for which a copy has no room; copy the packed file";
+            return Err(Error::Invalid(format!("{} {why}", t.name)));
+        }
         // an expert at a time: they need not follow each other
         let mut offset = offset;
         let mut to = to;

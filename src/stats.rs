@@ -25,8 +25,8 @@ pub struct Phase {
     pub bytes_read: u64,
     /// Nanoseconds that the computation waited for reads.
     pub wait_ns: u64,
-    /// Nanoseconds that went into asking for experts: looking up, submitting reads, guessing. One thread's, while the others
-    /// wait for it.
+    /// Nanoseconds that went into asking for experts: looking up, submitting reads, guessing. One thread's; what it does while
+    /// the others compute, or while everybody would wait for the device, is counted too.
     pub ask_ns: u64,
     /// Of these, for guessing.
     pub guess_ns: u64,

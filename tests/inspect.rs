@@ -28,8 +28,8 @@ fn a_table_for_people() {
     for line in [
         "model     tiny (qwen3moe)",
         "experts   8 x 2 layers, 3 used per token",
-        "up      q8_0            2      2.12 KiB     34.00 KiB",
-        "down    f16             2      4.00 KiB     64.00 KiB",
+        "up      q8_0             16      2.12 KiB     34.00 KiB",
+        "down    f16              16      4.00 KiB     64.00 KiB",
         "smallest cache        1 MiB  --les-cache 1",
     ] {
         assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");

@@ -64,7 +64,7 @@ pub struct LesTensorInfo {
     pub struct_size: usize,
     /// Where expert 0 begins in its file, in bytes; expert `e` begins `e * expert_bytes` later, unless the file is packed.
     pub offset: u64,
-    /// Bytes of one expert.
+    /// Bytes of one expert of the tensor's type.
     pub expert_bytes: u64,
     /// Which file (0: the first shard).
     pub file: u32,
@@ -72,7 +72,7 @@ pub struct LesTensorInfo {
     pub layer: u32,
     /// How many experts.
     pub n_expert: u32,
-    /// The tensor's ggml type.
+    /// The tensor's ggml type; see `les_model_types`.
     pub ggml_type: u32,
     /// Its GGUF name.
     pub name: [c_char; 64],
@@ -234,6 +234,30 @@ pub unsafe extern "C" fn les_model_tensor(handle: *const LesModel, tensor: u32, 
         };
         // SAFETY: the caller vouches for `info`.
         ok(unsafe { put_sized(info, value) })
+    })
+}
+
+/// Fills `types` with the ggml type of each of the `n` experts of tensor number `tensor`: a packed file may hold some of
+/// another type than the tensor's own. `LES_ERR_INVALID` when it has another number of experts. Any thread.
+///
+/// # Safety
+/// `types` is NULL or writable for `n` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_types(handle: *const LesModel, tensor: u32, types: *mut u32, n: u32) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        let t = model.index().tensors.get(tensor as usize).ok_or(LES_ERR_NOT_FOUND)?;
+        if types.is_null() {
+            return Err(LES_ERR_NULL);
+        }
+        if n != t.n_expert() {
+            return Err(LES_ERR_INVALID);
+        }
+        for expert in 0..n {
+            // SAFETY: not NULL, and the caller vouches for `n` numbers.
+            unsafe { types.add(expert as usize).write(t.type_of(expert).0) };
+        }
+        Ok(LES_OK)
     })
 }
 

@@ -37,7 +37,7 @@ pub struct TraceLayer {
     pub n_expert: u32,
     /// How many each token uses at most.
     pub n_used: u32,
-    /// Bytes of the parts of one expert, in the order of use.
+    /// Bytes of the parts of one expert, in the order of use; the average where they differ.
     pub part_bytes: Vec<u64>,
 }
 
@@ -94,7 +94,7 @@ pub fn layers(index: &Index) -> Vec<TraceLayer> {
             });
         }
         if let Some(layer) = layers.last_mut() {
-            layer.part_bytes.push(t.expert_bytes);
+            layer.part_bytes.push(t.all_bytes() / t.ne[2].max(1));
         }
     }
     layers

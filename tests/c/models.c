@@ -68,6 +68,13 @@ void test_models(void) {
     uint32_t number = 4711;
     STATUS(LES_ERR_NOT_FOUND, les_model_find(model, "token_embd.weight", &number));
     STATUS(LES_ERR_NOT_FOUND, les_model_find(model, "", &number));
+    uint32_t types[N_EXPERT] = { 0 };
+    STATUS(LES_OK, les_model_types(model, 0, types, N_EXPERT));
+    CHECK(types[0] == tensor_of(model, 0).ggml_type && types[N_EXPERT - 1] == types[0]);
+    STATUS(LES_ERR_INVALID, les_model_types(model, 0, types, N_EXPERT - 1));
+    STATUS(LES_ERR_NULL, les_model_types(model, 0, NULL, N_EXPERT));
+    STATUS(LES_ERR_NULL, les_model_types(NULL, 0, types, N_EXPERT));
+    STATUS(LES_ERR_NOT_FOUND, les_model_types(model, UINT32_MAX, types, N_EXPERT));
     STATUS(LES_OK, les_is_packed_name("blk.3.les_experts"));
     STATUS(LES_ERR_NOT_FOUND, les_is_packed_name("token_embd.weight"));
     STATUS(LES_ERR_NULL, les_is_packed_name(NULL));

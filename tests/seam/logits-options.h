@@ -59,7 +59,7 @@ static void usage() {
         "  --load-mode MODE           none, mmap, dio, .. (default: the library's)\n"
         "  --lora FILE\n"
         "  --save FILE                afterwards, write the model out\n"
-        "  --watch PREFIX             record what the operations of this name are applied to\n"
+        "  --watch PREFIX             record the multiplications with experts of this name\n"
         "  --other MODEL              afterwards, run the scenarios on this model too, as other/..\n"
         "  --env-other KEY=VALUE      environment of the other model's load (empty value: unset)\n"
         "  --expect-decode-error      succeed only if a decode of the first model fails\n"

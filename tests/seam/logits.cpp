@@ -155,15 +155,23 @@ struct run {
     }
 };
 
-// Asks for the operations to watch alone, and then looks at what they were applied to.
+// Asks for the operations to watch alone, which multiply with experts, and then looks at them.
 static bool watch(ggml_tensor * t, bool ask, void *) {
     if (ask) {
         return opt.watch.compare(0, std::string::npos, t->name, opt.watch.size()) == 0;
     }
-    const float * data = (const float *) t->src[1]->data;
     std::lock_guard<std::mutex> lock(count_mutex);
-    out.record("watched." + std::to_string(n_watched++) + "." + t->name,
-               std::vector<float>(data, data + ggml_nelements(t->src[1])), (int) ggml_nrows(t->src[1]));
+    const std::string name = "watched." + std::to_string(n_watched++) + "." + t->name;
+    for (const auto & [what, x] : { std::make_pair(".input", t->src[1]), std::make_pair(".output", t) }) {
+        const float * data = (const float *) x->data;
+        out.record(name + what, std::vector<float>(data, data + ggml_nelements(x)), (int) ggml_nrows(x));
+    }
+    std::vector<float> picks;
+    for (int64_t i = 0; i < ggml_nelements(t->src[2]); i++) {
+        const ggml_tensor * ids = t->src[2];
+        picks.push_back(*(const int32_t *) ((const char *) ids->data + i/ids->ne[0]*ids->nb[1] + i%ids->ne[0]*ids->nb[0]));
+    }
+    out.record(name + ".picks", picks, 1);
     return true;
 }
 

@@ -71,6 +71,15 @@ def quantized(kind):
 
 
 @functools.cache
+def with_experts(kind, experts):
+    """The small real MoE in one type, and its experts in another."""
+    override = [f"{part}_exps={experts}" for part in ["ffn_up", "ffn_gate", "ffn_down"]]
+    flags = [flag for o in override for flag in ("--tensor-type", o)]
+    return made(quantized(kind).with_name(f"{kind}-{experts}.gguf"),
+                lambda partial: stock_tool("llama-quantize", "--allow-requantize", *flags, BUNDLED, partial, kind, 2))
+
+
+@functools.cache
 def sharded(kind="Q4_K_M"):
     """The same in three files; the path of the first."""
     whole = quantized(kind)

@@ -78,7 +78,7 @@ class IdentityDocmoe(unittest.TestCase):
             self.assertEqual(harness.record_bytes(base, f"{t}/both{i}/"), harness.record_bytes(base, f"{t}/alone{i}/"))
 
     def test_what_others_see(self):
-        """Who asks for one operation of a layer sees what it was applied to, though the layer is computed in waves."""
+        """Who asks for one operation of a layer sees what it would see, though layers are computed in waves."""
         for watch in ["ffn_moe_gate-", "ffn_moe_down-"]:
             with self.subTest(watch):
                 self.check(harness.les("20%"), "--scenarios", "decode", "--watch", watch, names=["Q4_K_M"])

@@ -1,5 +1,6 @@
 """A packed model is a GGUF file: gguf-py reads it, ours streams it, stock llama.cpp refuses it in an orderly way."""
 
+import array
 import importlib.util
 import itertools
 import json
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import types
 import unittest
+import zlib
 from pathlib import Path
 
 import gguf_mini
@@ -219,6 +221,119 @@ class Load(Case):
         holder = next(t for t in gguf_mini.Header(self.packed).tensors if t.name == "blk.3.les_experts")
         done = harness.drive(PATCHED, self.tmp / "out", ["-m", self.damaged(holder.offset + 100)], expect=2)
         self.assertRegex(done.stderr, r"error loading model: les: .*blk\.3\.les_experts.*table of experts is wrong")
+
+
+def spliced(path, other, directory, chosen):
+    """A copy of a packed model in which the `chosen` experts are those of another, whose types take less room."""
+    path, other = Path(path), Path(other)
+    copy = harness.copy_model(path, directory)
+    theirs = {t.name: t for t in gguf_mini.Header(other).tensors}
+    with open(copy, "r+b") as file, open(other, "rb") as from_file:
+        for holder in gguf_mini.Header(path).tensors:
+            if not holder.name.endswith(".les_experts"):
+                continue
+            at = theirs[holder.name].offset
+            file.seek(holder.offset + 12)
+            n_parts, n_expert = struct.unpack("<II", file.read(8))
+            rows = 24 + 32 * n_parts
+            size = rows + 24 * n_parts * n_expert
+            file.seek(holder.offset)
+            table = bytearray(file.read(size))
+            from_file.seek(at)
+            from_table = from_file.read(size)
+            for i in range(n_parts * n_expert):
+                if not chosen(i // n_parts):
+                    continue
+                row = rows + 24 * i
+                (to,) = struct.unpack_from("<Q", table, row)
+                begin, n_bytes = struct.unpack_from("<QQ", from_table, row)
+                from_file.seek(at + begin)
+                file.seek(holder.offset + to)
+                file.write(from_file.read(n_bytes))
+                table[row + 8:row + 24] = from_table[row + 8:row + 24]
+            file.seek(holder.offset)
+            file.write(table + struct.pack("<I", zlib.crc32(table)))
+    return copy
+
+
+@unittest.skipIf(SELF, "stock has no les")
+class Mixed(unittest.TestCase):
+    """Experts of one tensor that are of several types."""
+
+    def setUp(self):
+        tmp = tempfile.TemporaryDirectory()
+        self.addCleanup(tmp.cleanup)
+        self.tmp = Path(tmp.name)
+
+    def splice(self, kind, experts, chosen):
+        large, small = models.quantized(kind), models.with_experts(kind, experts)
+        dirs = [self.tmp / name for name in ["large", "small", "spliced"]]
+        for directory in dirs:
+            directory.mkdir()
+        return large, small, spliced(pack(large, dirs[0]), pack(small, dirs[1]), dirs[2], chosen)
+
+    def test_their_own_type_decides(self):
+        """Whatever type the tensor has for llama.cpp."""
+        for kind, experts in [("Q8_0", "q4_0"), ("Q6_K", "q3_K")]:
+            with self.subTest(kind), tempfile.TemporaryDirectory() as self.tmp:
+                self.tmp = Path(self.tmp)
+                _, small, packed = self.splice(kind, experts, lambda expert: True)
+                args = ["--threads", "1,2", "--no-repack", "--scenarios", "decode,prompt64,prompt512"]
+                ref = harness.reference(["-m", small, *args], [small])
+                for cache in ["min", "50%", "100%"]:
+                    message = harness.identity(["-m", packed, *args], harness.les(cache), ref)
+                    self.assertIsNone(message, message)
+
+    def test_each_has_its_own(self):
+        """An expert's product is what it is where all are of its type."""
+        large, small, packed = self.splice("Q8_0", "q4_0", lambda expert: expert % 2)
+        args = ["--no-repack", "--scenarios", "decode,prompt64"]
+        watch = ["--watch", "ffn_moe_up-0"]
+        runs = []
+        for model in [large, small, packed]:
+            out = self.tmp / f"out-{len(runs)}"
+            harness.drive(PATCHED, out, ["-m", model, *args, *watch], harness.les("min"))
+            runs.append(harness.record_bytes(out, "watched."))
+        seen = set()
+        for name, picks in runs[2].items():
+            if not name.endswith(".picks"):
+                continue
+            base = name.removesuffix(".picks")
+            self.assertEqual([run[name] for run in runs], 3 * [picks])
+            outputs = [run[f"{base}.output"] for run in runs]
+            picks = array.array("f", picks)
+            size = len(outputs[0]) // len(picks)
+            for i, expert in enumerate(map(int, picks)):
+                of = [output[size * i:size * (i + 1)] for output in outputs]
+                self.assertNotEqual(of[0], of[1])
+                self.assertEqual(of[2], of[expert % 2], f"{base}: expert {expert}")
+                seen.add(expert)
+        self.assertGreater(len(seen), 20)
+        # and whatever is in memory, one by one or in waves
+        args += ["--threads", "1,2"]
+        harness.drive(PATCHED, self.tmp / "ref", ["-m", packed, *args, *watch], harness.les("100%"))
+        for cache, io in itertools.product(["min", "50%"], ["uring", "pread"]):
+            harness.drive(PATCHED, self.tmp / "out", ["-m", packed, *args], harness.les(cache, io))
+            message = harness.compare(self.tmp / "out", self.tmp / "ref", subset=True)
+            self.assertIsNone(message, message)
+
+    def test_types_that_do_not_mix(self):
+        """Are refused when the model is opened."""
+        directory = self.tmp / "bad"
+        directory.mkdir()
+        packed = pack(models.BUNDLED, directory)
+        holder = next(t for t in gguf_mini.Header(packed).tensors if t.name == "blk.0.les_experts")
+        with open(packed, "r+b") as file:
+            file.seek(holder.offset + 12)
+            n_parts, n_expert = struct.unpack("<II", file.read(8))
+            size = 24 + 32 * n_parts + 24 * n_parts * n_expert
+            file.seek(holder.offset)
+            table = bytearray(file.read(size))
+            struct.pack_into("<I", table, 24 + 32 * n_parts + 16, 8)  # q4_K becomes q8_0
+            file.seek(holder.offset)
+            file.write(table + struct.pack("<I", zlib.crc32(table)))
+        done = harness.drive(PATCHED, self.tmp / "out", ["-m", packed], harness.les("min"), expect=2)
+        self.assertRegex(done.stderr, "expert 0, up: its type cannot be one tensor's")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
-use les::index::{Index, ModelFile};
+use les::index::{ExpertTensor, Index, ModelFile};
 use les::io::{Completion, Engine, EngineKind, Files, Read};
 use les::model::fault_plan;
 use les::options;
@@ -114,7 +114,8 @@ fn request_sizes(path: &Path) -> Vec<u64> {
 
 /// The sizes of the parts of a model's experts, each once, from the smallest.
 pub fn expert_sizes(index: &Index) -> Vec<u64> {
-    let mut sizes: Vec<u64> = index.tensors.iter().map(|t| t.expert_bytes).collect();
+    let of = |t: &ExpertTensor| (0..t.n_expert()).map(|e| t.bytes_of(e)).collect::<Vec<_>>();
+    let mut sizes: Vec<u64> = index.tensors.iter().flat_map(of).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes

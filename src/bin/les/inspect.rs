@@ -64,6 +64,7 @@ struct Tensor<'a> {
     file: u32,
     offset: u64,
     expert_bytes: u64,
+    mixed: bool,
 }
 
 impl<'a> Report<'a> {
@@ -101,6 +102,7 @@ impl<'a> Tensor<'a> {
             file: t.file,
             offset: t.offset,
             expert_bytes: t.expert_bytes,
+            mixed: t.is_mixed(),
         }
     }
 }
@@ -109,7 +111,9 @@ impl<'a> Tensor<'a> {
 fn largest_expert(index: &Index) -> u64 {
     let mut experts = BTreeMap::<_, u64>::new();
     for t in &index.tensors {
-        *experts.entry((t.layer, t.group)).or_default() += t.expert_bytes;
+        for e in 0..t.n_expert() {
+            *experts.entry((t.layer, t.group, e)).or_default() += t.bytes_of(e);
+        }
     }
     experts.into_values().max().unwrap_or(0)
 }
@@ -134,10 +138,10 @@ fn table(model: &Model) -> Result<String, std::fmt::Error> {
         writeln!(out, "layout    packed: each expert in one place, with checksums")?;
     }
 
-    writeln!(out, "\n{:<8}{:<10}{:>7}{:>14}{:>14}", "part", "type", "layers", "per expert", "all")?;
+    writeln!(out, "\n{:<8}{:<10}{:>9}{:>14}{:>14}", "part", "type", "matrices", "per expert", "all")?;
     for ((part, group, ty, expert), (count, all)) in rows(index) {
         let part = format!("{part}{}", if group == 0 { "" } else { "_ch" });
-        writeln!(out, "{part:<8}{ty:<10}{count:>7}{:14.2}{:14.2}", Size(expert), Size(all))?;
+        writeln!(out, "{part:<8}{ty:<10}{count:>9}{:14.2}{:14.2}", Size(expert), Size(all))?;
     }
 
     let (floor, _) = model.cache_bounds();
@@ -149,13 +153,15 @@ fn table(model: &Model) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// How many tensors, and how many bytes, of each part, group, type and size.
+/// How many matrices, and how many bytes, of each part, group, type and size.
 fn rows(index: &Index) -> BTreeMap<(Part, u32, &'static str, u64), (usize, u64)> {
     let mut rows = BTreeMap::new();
     for t in &index.tensors {
-        let (count, bytes) = rows.entry((t.part, t.group, t.ty.name(), t.expert_bytes)).or_insert((0, 0));
-        *count += 1;
-        *bytes += t.expert_bytes * u64::from(t.n_expert());
+        for e in 0..t.n_expert() {
+            let (count, bytes) = rows.entry((t.part, t.group, t.type_of(e).name(), t.bytes_of(e))).or_insert((0, 0));
+            *count += 1;
+            *bytes += t.bytes_of(e);
+        }
     }
     rows
 }
