@@ -253,10 +253,9 @@ pub unsafe extern "C" fn les_model_types(handle: *const LesModel, tensor: u32, t
         if n != t.n_expert() {
             return Err(LES_ERR_INVALID);
         }
-        for expert in 0..n {
-            // SAFETY: not NULL, and the caller vouches for `n` numbers.
-            unsafe { types.add(expert as usize).write(t.type_of(expert).0) };
-        }
+        let all: Vec<u32> = (0..n).map(|expert| t.type_of(expert).0).collect();
+        // SAFETY: not NULL, and the caller vouches for `n` numbers.
+        unsafe { types.copy_from_nonoverlapping(all.as_ptr(), all.len()) };
         Ok(LES_OK)
     })
 }
