@@ -4,6 +4,7 @@ mod bench;
 mod inspect;
 mod pack;
 mod plan;
+mod report;
 mod sim;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ enum Command {
     Inspect(inspect::Args),
     Pack(pack::PackArgs),
     Plan(plan::Args),
+    Report(report::Args),
     Sim(sim::Args),
     Unpack(pack::UnpackArgs),
     Verify(pack::VerifyArgs),
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Pack(args) => pack::pack(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Unpack(args) => pack::unpack(&args),
         Command::Verify(args) => pack::verify(&args),
