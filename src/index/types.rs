@@ -7,6 +7,8 @@ use std::fmt;
 pub struct GgmlType(pub u32);
 
 impl GgmlType {
+    /// Floats.
+    pub const F32: Self = Self(0);
     /// Bytes.
     pub const I8: Self = Self(24);
 
