@@ -63,9 +63,9 @@ impl Bed {
     /// Packs with a progress that fails at the call of that number, from 0.
     fn pack_until(&self, name: &str, split: Option<u64>, calls: usize) -> Result<Packed> {
         let source = Source::open(&self.source)?;
-        let layout = Layout::new(&source, &self.path(name), split)?;
+        let layout = Layout::new(&source, &self.path(name), split, None)?;
         let mut left = calls;
-        pack::pack(&source, &layout, &mut |_| {
+        pack::pack(&source, &layout, None, &mut |_| {
             left = left.checked_sub(1).ok_or_else(|| Error::Invalid("killed".into()))?;
             Ok(())
         })
@@ -218,8 +218,8 @@ fn shards() {
     fs::write(path(2), patterned(&second.shard(1, 2, 16))).unwrap();
     let source = Source::open(&path(2)).unwrap();
     let packed = dir.path().join("p.gguf");
-    let layout = Layout::new(&source, &packed, None).unwrap();
-    pack::pack(&source, &layout, &mut |_| Ok(())).unwrap();
+    let layout = Layout::new(&source, &packed, None, None).unwrap();
+    pack::pack(&source, &layout, None, &mut |_| Ok(())).unwrap();
     assert_same_model(&packed, &path(1));
     let whole = dir.path().join("whole.gguf");
     assert!(!unpack(&packed, &whole).unwrap().identical, "it was two files");
@@ -338,9 +338,9 @@ fn an_unfinished_file_is_not_trusted() {
 fn a_source_that_changes_meanwhile_is_an_error() {
     let bed = Bed::new(&Gguf::moe(2, 4, 2));
     let source = Source::open(&bed.source).unwrap();
-    let layout = Layout::new(&source, &bed.path("p.gguf"), None).unwrap();
+    let layout = Layout::new(&source, &bed.path("p.gguf"), None, None).unwrap();
     let mut calls = 0;
-    let result = pack::pack(&source, &layout, &mut |_| {
+    let result = pack::pack(&source, &layout, None, &mut |_| {
         calls += 1;
         if calls == 5 {
             let bytes = fs::read(&bed.source).unwrap();
@@ -356,9 +356,9 @@ fn a_source_that_changes_meanwhile_is_an_error() {
 fn one_run_at_a_time() {
     let bed = Bed::new(&Gguf::moe(1, 4, 2));
     let source = Source::open(&bed.source).unwrap();
-    let layout = Layout::new(&source, &bed.path("p.gguf"), None).unwrap();
+    let layout = Layout::new(&source, &bed.path("p.gguf"), None, None).unwrap();
     let mut errors = Vec::new();
-    pack::pack(&source, &layout, &mut |_| {
+    pack::pack(&source, &layout, None, &mut |_| {
         errors.extend(bed.pack_until("p.gguf", None, usize::MAX).err());
         Ok(())
     })

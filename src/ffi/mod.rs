@@ -2,6 +2,8 @@
 //! status; outputs are written only on success.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "cli")]
+pub mod ggml;
 mod guard;
 mod handle;
 mod layer;

@@ -7,6 +7,8 @@ use std::fmt;
 pub struct GgmlType(pub u32);
 
 impl GgmlType {
+    /// Floats.
+    pub const F32: Self = Self(0);
     /// Bytes.
     pub const I8: Self = Self(24);
 
@@ -61,6 +63,11 @@ impl GgmlType {
             Some((name, _, _)) => name,
             None => "unknown",
         }
+    }
+
+    /// The type that llama.cpp calls so, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        (0..=42).map(Self).find(|ty| ty.layout().is_some_and(|(own, ..)| own.eq_ignore_ascii_case(name)))
     }
 
     /// Elements per block; a row is a multiple of it. `None` for an unknown type.
@@ -138,5 +145,7 @@ mod tests {
         assert_eq!(GgmlType(31).row_bytes(32), None);
         assert_eq!(GgmlType(31).to_string(), "type 31");
         assert_eq!(format!("{:>5}", GgmlType(1)), "  f16");
+        assert_eq!(GgmlType::named("Q3_k"), Some(GgmlType(11)));
+        assert_eq!(GgmlType::named("unknown"), None);
     }
 }

@@ -66,6 +66,10 @@ pub(super) fn kv_u64(key: &str, value: u64) -> Vec<u8> {
     kv(key, 10, &value.to_le_bytes())
 }
 
+pub(super) fn kv_f32(key: &str, value: f32) -> Vec<u8> {
+    kv(key, 6, &value.to_le_bytes())
+}
+
 pub(super) fn kv_text(key: &str, value: &str) -> Vec<u8> {
     kv(key, 8, &string(value))
 }

@@ -8,6 +8,7 @@ use super::checks::{self, Checks};
 use super::copy::Named;
 use super::header::{self, Info};
 use super::key;
+use super::mix::Mix;
 use crate::error::{Error, Result};
 use crate::index::{self, Header, Index, PART_ALIGN, PackedPart, Row, Table, VERSION, is_own, layer_name};
 
@@ -60,6 +61,13 @@ impl Source {
     /// Bytes of all its files.
     pub fn bytes(&self) -> u64 {
         self.headers.iter().map(|header| header.file.size).sum()
+    }
+
+    /// The tensors of each layer and group, by their index, in the order of the model.
+    pub(super) fn layers(&self) -> Vec<Vec<usize>> {
+        let of = |i: usize| (self.index.tensors[i].layer, self.index.tensors[i].group);
+        let indices: Vec<usize> = (0..self.index.tensors.len()).collect();
+        indices.chunk_by(|&a, &b| of(a) == of(b)).map(<[usize]>::to_vec).collect()
     }
 
     /// Fails when a file was changed since it was opened.
@@ -166,12 +174,12 @@ pub struct Layout {
 
 impl Layout {
     /// Lays out `source` in the file `output`, or with `split` in shards of up to so many bytes each (more where one
-    /// tensor is larger).
+    /// tensor is larger). The experts have the types of `mix`, or their own.
     ///
     /// # Errors
     /// When the source cannot be read; [`Error::Invalid`] when it cannot be packed.
-    pub fn new(source: &Source, output: &Path, split: Option<u64>) -> Result<Self> {
-        let shares = share(contents(source)?, source, split);
+    pub fn new(source: &Source, output: &Path, split: Option<u64>, mix: Option<&Mix>) -> Result<Self> {
+        let shares = share(contents(source, mix)?, source, split);
         let count = shares.len();
         if count > MOST_FILES {
             return Err(Error::Invalid(format!("that would be {count} files, where {MOST_FILES} are the most")));
@@ -180,6 +188,7 @@ impl Layout {
         let tensors: usize = shares.iter().map(|share| share.len() + 1).sum();
         let of = |(no, contents): (usize, Vec<Content>)| {
             let mut kvs = if no == 0 { source.kvs()? } else { Vec::new() };
+            kvs.extend(mix.filter(|_| no == 0).map(Mix::kvs).unwrap_or_default());
             let mut path = output.to_owned();
             if split.is_some() {
                 kvs.extend(header::split_kvs(no as u16, count as u16, tensors as i32));
@@ -205,7 +214,7 @@ fn shard_path(output: &Path, no: usize, count: usize) -> PathBuf {
 }
 
 /// The tensors of the packed model: first those that stay as they are, then layer by layer.
-fn contents(source: &Source) -> Result<Vec<Content>> {
+fn contents(source: &Source, mix: Option<&Mix>) -> Result<Vec<Content>> {
     let mut positions = HashMap::new();
     let mut contents = Vec::new();
     for (file, header) in source.headers.iter().enumerate() {
@@ -216,9 +225,8 @@ fn contents(source: &Source) -> Result<Vec<Content>> {
             }
         }
     }
-    let indices: Vec<usize> = (0..source.index.tensors.len()).collect();
     let of = |i: usize| &source.index.tensors[i];
-    for tensors in indices.chunk_by(|&a, &b| (of(a).layer, of(a).group) == (of(b).layer, of(b).group)) {
+    for tensors in source.layers() {
         let first = of(tensors[0]);
         let n_expert = first.n_expert();
         if let Some(other) = tensors.iter().map(|&i| of(i)).find(|t| t.n_expert() != n_expert) {
@@ -229,14 +237,19 @@ fn contents(source: &Source) -> Result<Vec<Content>> {
         let part = |&i: &usize| {
             let t = of(i);
             let (position, n_dims) = positions.get(t.name.as_str()).copied().unwrap_or_default();
-            PackedPart { part: t.part, ty: t.ty, n_dims, position, columns: t.ne[0], rows: t.ne[1] }
+            let ty = mix.and_then(|mix| mix.main_type(i)).unwrap_or(t.ty);
+            PackedPart { part: t.part, ty, n_dims, position, columns: t.ne[0], rows: t.ne[1] }
         };
         let parts: Vec<_> = tensors.iter().map(part).collect();
-        let row = |t: &index::ExpertTensor| Row { offset: 0, bytes: t.expert_bytes, ty: t.ty, crc32: 0 };
-        let rows = (0..n_expert).flat_map(|_| tensors.iter().map(|&i| row(of(i)))).collect();
+        let row = |expert: u32, i: usize, part: &PackedPart| {
+            let ty = mix.map_or(part.ty, |mix| mix.type_of(i, expert));
+            Row { offset: 0, bytes: part.bytes(ty).unwrap_or(0), ty, crc32: 0 }
+        };
+        let of_expert = |expert| tensors.iter().zip(&parts).map(move |(&i, part)| row(expert, i, part));
+        let rows = (0..n_expert).flat_map(of_expert).collect();
         contents.push(Content::Experts(Layer {
             name: layer_name(first.layer, first.group),
-            tensors: tensors.to_vec(),
+            tensors,
             table: Table { parts, n_expert, rows },
             bytes: 0,
         }));

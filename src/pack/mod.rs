@@ -7,13 +7,16 @@
 //! layout: what is where in the packed files      header: writes GGUF headers    checks: the checksums of the rest
 //! writer: les pack    verify: les verify    unpack: les unpack
 //! copy:   bytes from file to file               output: a file that is there when it is whole, and not before
+//! mix:    the type of each matrix, where they are to become smaller             parallel: work on matrices
 //! ```
 
 mod checks;
 mod copy;
 mod header;
 mod layout;
+pub mod mix;
 mod output;
+mod parallel;
 mod unpack;
 mod verify;
 mod writer;
@@ -35,4 +38,7 @@ mod key {
     pub const SOURCE_FILE: &str = "les.source.file";
     pub const SOURCE_BYTES: &str = "les.source.bytes";
     pub const SOURCE_CRC32: &str = "les.source.crc32";
+    pub const BITS: &str = "les.pack.bpw";
+    pub const IMATRIX_FILE: &str = "les.pack.imatrix";
+    pub const IMATRIX_CRC32: &str = "les.pack.imatrix.crc32";
 }

@@ -9,7 +9,9 @@ use super::Progress;
 use super::checks::{self, Checks};
 use super::copy::{Copier, Named};
 use super::layout::{Content, Layer, Layout, OutFile, Source};
+use super::mix::{Matrices, Mix};
 use super::output::{self, Output};
+use super::parallel;
 use crate::error::Result;
 use crate::index::{Row, Table};
 
@@ -22,14 +24,14 @@ pub struct Packed {
     pub resumed_bytes: u64,
 }
 
-/// Packs `source` as laid out. `progress` hears of [`Index::expert_bytes`](crate::index::Index::expert_bytes) and
+/// Packs `source` as laid out, with the types of `mix` if it was laid out so. `progress` hears of [`Index::expert_bytes`](crate::index::Index::expert_bytes) and
 /// `dense_bytes` in all, those of an earlier run at once. When it fails, what is done stays beside the target, for the next run.
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) when a target exists, another run writes it, or there is no room;
 /// [`Error::File`](crate::Error::File) when reading or writing fails; [`Error::Changed`](crate::Error::Changed) when
 /// the source did meanwhile.
-pub fn pack(source: &Source, layout: &Layout, progress: &mut Progress) -> Result<Packed> {
+pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut Progress) -> Result<Packed> {
     undo_publish(layout)?;
     let outputs = layout.files.iter().map(|file| Output::claim(&file.path)).collect::<Result<Vec<_>>>()?;
     let mut done = Vec::new();
@@ -49,7 +51,7 @@ pub fn pack(source: &Source, layout: &Layout, progress: &mut Progress) -> Result
     let mut checks = Vec::new();
     for ((file, output), done) in layout.files.iter().zip(&outputs).zip(done) {
         let out = &output.temporary;
-        checks.push(write(file, source, out, &done, &mut copier)?);
+        checks.push(write(file, source, mix, out, &done, &mut copier)?);
         out.file.sync_data().map_err(out.error("write"))?;
     }
     source.unchanged()?;
@@ -117,14 +119,29 @@ fn is_done(content: &Content, at: u64, out: &Named) -> Result<bool> {
 }
 
 /// Writes the tensors that are not done; answers with the checksums of those that are not experts.
-fn write(file: &OutFile, source: &Source, out: &Named, done: &[bool], copier: &mut Copier) -> Result<Checks> {
+fn write(
+    file: &OutFile,
+    source: &Source,
+    mix: Option<&Mix>,
+    out: &Named,
+    done: &[bool],
+    copier: &mut Copier,
+) -> Result<Checks> {
     for ((content, at), &done) in file.contents.iter().zip(done) {
         match content {
             Content::Experts(layer) if done => {
                 let of = |&i: &usize| &source.index.tensors[i];
                 copier.skip(layer.tensors.iter().map(of).map(|t| t.expert_bytes * t.ne[2]).sum())?;
             }
-            Content::Experts(layer) => write_experts(layer, *at, source, out, copier)?,
+            Content::Experts(layer) => {
+                let mut table = layer.table.clone();
+                match mix {
+                    Some(mix) => make_experts(&mix.matrices(source, &layer.tensors)?, &mut table, (out, *at), copier)?,
+                    None => copy_experts(layer, &mut table, source, (out, *at), copier)?,
+                }
+                out.file.sync_data().map_err(out.error("write"))?;
+                out.write(*at, &table.encode())?;
+            }
             Content::Dense(..) => {}
         }
     }
@@ -138,14 +155,30 @@ fn write(file: &OutFile, source: &Source, out: &Named, done: &[bool], copier: &m
     Ok(Checks { header: crc32fast::hash(&file.header), header_bytes: file.header.len() as u64, dense })
 }
 
-fn write_experts(layer: &Layer, at: u64, source: &Source, out: &Named, copier: &mut Copier) -> Result<()> {
-    let mut table = layer.table.clone();
+fn copy_experts(
+    layer: &Layer,
+    table: &mut Table,
+    source: &Source,
+    (out, at): (&Named, u64),
+    copier: &mut Copier,
+) -> Result<()> {
     let n_parts = layer.tensors.len();
     for (i, row) in table.rows.iter_mut().enumerate() {
         let tensor = &source.index.tensors[layer.tensors[i % n_parts]];
         let from = (&source.files[tensor.file as usize], tensor.offset_of((i / n_parts) as u32));
         row.crc32 = copier.copy(from, tensor.expert_bytes, Some((out, at + row.offset)))?;
     }
-    out.file.sync_data().map_err(out.error("write"))?;
-    out.write(at, &table.encode())
+    Ok(())
+}
+
+fn make_experts(layer: &[Matrices], table: &mut Table, (out, at): (&Named, u64), copier: &mut Copier) -> Result<()> {
+    let memory = layer.iter().map(Matrices::memory).max().unwrap_or(0);
+    let types: Vec<_> = table.rows.iter().map(|row| row.ty).collect();
+    let make = |i: usize| layer[i % layer.len()].bytes((i / layer.len()) as u32, types[i]);
+    parallel::each(types.len(), memory, make, |i, bytes| {
+        let row = &mut table.rows[i];
+        row.crc32 = crc32fast::hash(&bytes);
+        out.write(at + row.offset, &bytes)?;
+        copier.skip(layer[i % layer.len()].source_bytes())
+    })
 }

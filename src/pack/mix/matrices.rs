@@ -1,0 +1,124 @@
+//! The matrices of a source's experts, and their bytes in other types.
+
+use super::imatrix::{Imatrix, Input, Inputs};
+use super::uses::Uses;
+use crate::error::{Error, Result};
+use crate::ffi::ggml::{Ggml, LARGEST, Rows};
+use crate::index::{ExpertTensor, GgmlType};
+use crate::pack::Source;
+use crate::pack::copy::Named;
+
+/// What matrices are requantized with.
+#[derive(Debug)]
+pub struct Quantizer {
+    /// Where the quantizers are.
+    pub ggml: Ggml,
+    /// How large the inputs are. `None`: all alike.
+    pub imatrix: Option<Imatrix>,
+    /// How often experts are picked. `None`: as often as the importance matrix says.
+    pub uses: Option<Uses>,
+    /// The types to choose from, besides those that matrices have. `None`: all that a matrix may have.
+    pub types: Option<Vec<GgmlType>>,
+}
+
+/// The matrices of one tensor.
+#[derive(Debug)]
+pub(crate) struct Matrices<'a> {
+    quantizer: &'a Quantizer,
+    source: &'a Source,
+    pub(super) tensor: &'a ExpertTensor,
+    inputs: Option<Inputs<'a>>,
+}
+
+impl Quantizer {
+    /// The matrices of some tensors of a source.
+    pub(crate) fn matrices<'a>(&'a self, source: &'a Source, tensors: &[usize]) -> Result<Vec<Matrices<'a>>> {
+        let of = |&i: &usize| {
+            let tensor = &source.index.tensors[i];
+            let n_used = source.index.n_expert_used;
+            let inputs = self.imatrix.as_ref().map(|imatrix| imatrix.of(tensor, n_used)).transpose()?;
+            Ok(Matrices { quantizer: self, source, tensor, inputs })
+        };
+        tensors.iter().map(of).collect()
+    }
+}
+
+impl Matrices<'_> {
+    /// About how much memory it takes to make the bytes of one, in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        4 * self.tensor.ne[0] * self.tensor.ne[1] + 2 * self.tensor.expert_bytes
+    }
+
+    /// Bytes of one in the source.
+    pub(crate) fn source_bytes(&self) -> u64 {
+        self.tensor.expert_bytes
+    }
+
+    /// What the calibration found of an expert's input.
+    pub(super) fn input(&self, expert: u32) -> Result<Option<Input>> {
+        self.inputs.as_ref().map(|inputs| inputs.expert(expert)).transpose()
+    }
+
+    /// The bytes of an expert's matrix in a type. The only place where they are made.
+    pub(crate) fn bytes(&self, expert: u32, ty: GgmlType) -> Result<Vec<u8>> {
+        if ty == self.tensor.ty {
+            return self.read(expert, [(0, self.tensor.ne[1])]);
+        }
+        let values = self.values(expert, [(0, self.tensor.ne[1])])?;
+        self.quantized(ty, &values, self.input(expert)?.as_ref())
+    }
+
+    /// Whole rows in a type.
+    pub(super) fn quantized(&self, ty: GgmlType, values: &[f32], input: Option<&Input>) -> Result<Vec<u8>> {
+        let rows = Rows { values, columns: self.tensor.ne[0] as usize };
+        self.quantizer.ggml.quantize(ty, rows, input.and_then(importance).as_deref())
+    }
+
+    /// What values became of rows in a type.
+    pub(super) fn dequantized(&self, ty: GgmlType, bytes: &[u8]) -> Result<Vec<f32>> {
+        self.quantizer.ggml.dequantize(ty, bytes)
+    }
+
+    /// The values of ranges of rows: where they begin, and how many they are.
+    pub(super) fn values(&self, expert: u32, rows: impl IntoIterator<Item = (u64, u64)>) -> Result<Vec<f32>> {
+        let t = self.tensor;
+        let values = self.quantizer.ggml.dequantize(t.ty, &self.read(expert, rows)?)?;
+        if values.iter().all(|v| v.abs() <= LARGEST) {
+            return Ok(values);
+        }
+        Err(Error::Read {
+            path: self.source.files[t.file as usize].path.clone(),
+            tensor: t.name.clone(),
+            expert,
+            offset: t.offset_of(expert),
+            len: t.expert_bytes,
+            why:
+                "it has a weight that is not finite, or too large to be quantized; download or convert the model again"
+                    .into(),
+        })
+    }
+
+    fn read(&self, expert: u32, rows: impl IntoIterator<Item = (u64, u64)>) -> Result<Vec<u8>> {
+        // a handle of its own, as each has one position
+        let file = Named::open(&self.source.files[self.tensor.file as usize].path)?;
+        let row_bytes = self.tensor.expert_bytes / self.tensor.ne[1];
+        let mut bytes = Vec::new();
+        for (first, n) in rows {
+            let begin = bytes.len();
+            bytes.resize(begin + (n * row_bytes) as usize, 0);
+            file.read(self.tensor.offset_of(expert) + first * row_bytes, &mut bytes[begin..])?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// What quantizers weigh columns by, 1 on average. `None` where nothing is known, because all inputs were zero.
+///
+/// None is zero: a block of nothing else would have no scale that is better than another.
+fn importance(input: &Input) -> Option<Vec<f32>> {
+    const LEAST: f64 = 1e-6;
+    let sum: f64 = input.mean_square.iter().map(|v| f64::from(*v)).sum();
+    let mean = sum / input.mean_square.len() as f64;
+    let relative = |v: &f32| (f64::from(*v) / mean).max(LEAST) as f32;
+    (mean > 0.0).then(|| input.mean_square.iter().map(relative).collect())
+}

@@ -1,0 +1,54 @@
+//! How often experts are picked, by a trace of `--les-trace`.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::lookahead::trace::{Reader, layers};
+
+/// How often each expert is picked.
+///
+/// The weight that the router gave to a pick is not in a trace, nor is all that would tell it from the scores (whether
+/// the weights of a token's picks are made to add up to one): only picks are counted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Uses {
+    /// By layer and group, in the order of the index: the part of all tokens that picked an expert.
+    shares: Vec<Vec<f64>>,
+}
+
+impl Uses {
+    /// Counts the picks of a trace of the model of `index`.
+    ///
+    /// # Errors
+    /// As [`Reader`]; [`Error::Invalid`] when it is a trace of another model, or ends before there are picks in every layer.
+    pub fn read(path: &Path, index: &Index) -> Result<Self> {
+        let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
+        let trace = Reader::open(path)?;
+        let key = |layers: &[crate::lookahead::trace::TraceLayer]| {
+            layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect::<Vec<_>>()
+        };
+        let layers = layers(index);
+        if key(&trace.header.layers) != key(&layers) {
+            return refuse("this is a trace of another model; make one of this model with --les-trace");
+        }
+        let mut picks: Vec<Vec<u64>> = layers.iter().map(|layer| vec![0; layer.n_expert as usize]).collect();
+        let mut tokens = vec![0_u64; layers.len()];
+        for record in trace {
+            let record = record?;
+            tokens[record.at as usize] += u64::from(record.rows);
+            record.picks.iter().for_each(|&e| picks[record.at as usize][e as usize] += 1);
+        }
+        if tokens.contains(&0) {
+            return refuse("it tells of no token in some layer; let the model read a longer text");
+        }
+        // one that was never picked may be yet: as if by one token more
+        let share =
+            |(picks, tokens): (&Vec<u64>, &u64)| picks.iter().map(|n| (n + 1) as f64 / (tokens + 1) as f64).collect();
+        Ok(Self { shares: picks.iter().zip(&tokens).map(share).collect() })
+    }
+
+    /// The part of the tokens that pick an expert of the layer (and group) of that number, from 0.
+    pub fn share(&self, layer: usize, expert: u32) -> f64 {
+        self.shares[layer][expert as usize]
+    }
+}
