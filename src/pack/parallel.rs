@@ -52,7 +52,11 @@ mod tests {
     fn each_once_whatever_the_memory() {
         for bytes in [0, 1, u64::MAX] {
             let mut taken = vec![0; 100];
-            each(100, bytes, |i| Ok(i + 1), |i, result| Ok(taken[i] += result)).unwrap();
+            let take = |i: usize, result| {
+                taken[i] += result;
+                Ok(())
+            };
+            each(100, bytes, |i| Ok(i + 1), take).unwrap();
             assert_eq!(taken, (1..=100).collect::<Vec<_>>());
         }
         each(0, 1, |_| Ok(()), |_, ()| Err(Error::Invalid("there is nothing".into()))).unwrap();

@@ -133,7 +133,7 @@ class Requantize(unittest.TestCase):
         output = self.tmp / "dry.gguf"
         done = self.pack(output, "--bpw", "4.5", "--dry-run")
         self.assertRegex(done.stdout, r"4\.\d\d bits per weight:")
-        self.assertRegex(done.stdout, r"down +q5_0 +\d+ +[\d.]+ MiB +[\d.]+%")
+        self.assertRegex(done.stdout, r"down +iq4_nl +\d+ +[\d.]+ MiB +[\d.]+%")
         self.assertFalse(output.exists())
 
     def test_targets_that_cannot_be(self):
