@@ -8,9 +8,6 @@ use libloading::Library;
 use crate::error::{Error, Result};
 use crate::index::GgmlType;
 
-/// Larger values than that of f16, which holds the scales of blocks, make no block.
-pub const LARGEST: f32 = 65504.0;
-
 /// bf16: of the types after it a library may know nothing, and reads past the end of its table when asked.
 const NEWEST: GgmlType = GgmlType(30);
 
@@ -46,10 +43,18 @@ pub struct Ggml {
 /// The rows of a matrix: values row by row, `columns` in each.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    /// The values, finite and up to [`LARGEST`].
+    /// The values, which [fit](Rows::fit).
     pub values: &'a [f32],
     /// Values of a row.
     pub columns: usize,
+}
+
+impl Rows<'_> {
+    /// Whether all values are finite, and none is larger than f16 can hold, as which the scales of blocks are stored.
+    pub fn fit(&self) -> bool {
+        const LARGEST: f32 = 65504.0;
+        self.values.iter().all(|v| v.abs() <= LARGEST)
+    }
 }
 
 impl Ggml {
@@ -108,7 +113,7 @@ impl Ggml {
         if columns == 0 || !values.len().is_multiple_of(columns) {
             return refuse("they are not whole");
         }
-        if !values.iter().all(|v| v.abs() <= LARGEST) {
+        if !rows.fit() {
             return refuse("a value is not finite, or too large");
         }
         match importance {

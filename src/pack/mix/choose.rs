@@ -134,8 +134,8 @@ mod tests {
         let chosen = |budget| choose(&items, budget).unwrap().iter().map(|c| c.what).collect::<Vec<_>>();
         assert_eq!(chosen(20), [0, 0]);
         assert_eq!(chosen(30), [1, 0]);
-        // the better step does not fit yet
-        assert_eq!(chosen(40), [0, 2]);
+        // what is next does not fit, what comes after it does
+        assert_eq!(chosen(40), [2, 0]);
         assert_eq!(chosen(50), [1, 2]);
         assert_eq!(chosen(1000), [2, 2]);
         assert_eq!(choose(&items, 19), Err(20));

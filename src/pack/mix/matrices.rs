@@ -3,7 +3,7 @@
 use super::imatrix::{Imatrix, Input, Inputs};
 use super::uses::Uses;
 use crate::error::{Error, Result};
-use crate::ffi::ggml::{Ggml, LARGEST, Rows};
+use crate::ffi::ggml::{Ggml, Rows};
 use crate::index::{ExpertTensor, GgmlType};
 use crate::pack::Source;
 use crate::pack::copy::Named;
@@ -83,7 +83,7 @@ impl Matrices<'_> {
     pub(super) fn values(&self, expert: u32, rows: impl IntoIterator<Item = (u64, u64)>) -> Result<Vec<f32>> {
         let t = self.tensor;
         let values = self.quantizer.ggml.dequantize(t.ty, &self.read(expert, rows)?)?;
-        if values.iter().all(|v| v.abs() <= LARGEST) {
+        if (Rows { values: &values, columns: t.ne[0] as usize }).fit() {
             return Ok(values);
         }
         Err(Error::Read {
