@@ -17,11 +17,12 @@ from harness import PATCHED, SELF
 
 K_FAMILY = {10, 11, 12, 13, 14, 16, 17, 18, 21, 22, 23}
 LEGACY_FAMILY = {2, 6, 8, 20}
+PARTS = ["up", "gate", "gate_up", "down"]
 
 
 def tables(path):
-    """[(main type, columns, rows, [(offset in the file, bytes, type)])] of every matrix of every packed layer."""
-    found = []
+    """{tensor: (main type, columns, rows, [(offset in the file, bytes, type)])} of every packed layer."""
+    found = {}
     for holder in gguf_mini.Header(path).tensors:
         if not holder.name.endswith(".les_experts"):
             continue
@@ -31,8 +32,9 @@ def tables(path):
             file.seek(holder.offset + 24)
             parts = [struct.unpack("<IIIIQQ", file.read(32)) for _ in range(n_parts)]
             rows = [struct.unpack("<QQII", file.read(24)) for _ in range(n_parts * n_expert)]
-        for i, (_, ty, _, _, columns, n_rows) in enumerate(parts):
-            found.append((ty, columns, n_rows, [(holder.offset + at, size, t) for at, size, t, _ in rows[i::n_parts]]))
+        for i, (part, ty, _, _, columns, n_rows) in enumerate(parts):
+            name = holder.name.replace("les_experts", f"ffn_{PARTS[part]}_exps.weight")
+            found[name] = (ty, columns, n_rows, [(holder.offset + at, size, t) for at, size, t, _ in rows[i::n_parts]])
     return found
 
 
@@ -73,7 +75,7 @@ class Requantize(unittest.TestCase):
     def check(self, output, part):
         """The experts take that part of what they took, in types of their family that are not larger than their own."""
         before = sum(t.size for t in self.experts())
-        matrices = tables(output)
+        matrices = tables(output).values()
         after = sum(size for *_, rows in matrices for _, size, _ in rows)
         self.assertLessEqual(after, before * part)
         # what is left would not hold another step
@@ -96,11 +98,16 @@ class Requantize(unittest.TestCase):
         self.assertRegex(done.stderr, "quantized already")
         self.assertNotIn("les.pack.imatrix", self.check(output, 0.9))
         # what keeps its type keeps its bytes
-        data, source, same = output.read_bytes(), self.source.read_bytes(), 0
+        packed, source, kept = output.read_bytes(), self.source.read_bytes(), 0
+        matrices = tables(output)
         for t in self.experts():
-            size = t.size // 64
-            same += sum(data.count(source[t.offset + size * e:t.offset + size * (e + 1)]) > 0 for e in range(0, 64, 21))
-        self.assertGreater(same, 0)
+            *_, rows = matrices[t.name]
+            for expert, (at, size, ty) in enumerate(rows):
+                if ty == t.type:
+                    kept += 1
+                    begin = t.offset + size * expert
+                    self.assertTrue(packed[at:at + size] == source[begin:begin + size], (t.name, expert))
+        self.assertIn(kept, range(1, 64 * len(matrices)))
 
     def test_killed_and_resumed(self):
         args = ["--shrink", "25%", "--imatrix", self.imatrix]
