@@ -92,6 +92,20 @@ class LoadFailures(Case):
         self.assertRegex(done.stderr, r"00002-of-00003\.gguf.*[Pp]ermission denied")
 
 
+@unittest.skipIf(SELF, "stock has no les")
+class TraceFailures(Case):
+    def test_a_trace_that_cannot_be_written(self):
+        """Is told once; what is computed is not lost, whether tokens come one by one or many at once."""
+        env = {**harness.les("min"), "LLAMA_ARG_LES_TRACE": "/dev/full"}
+        for scenario in ["decode", "prompt64"]:
+            with self.subTest(scenario):
+                args = ["-m", models.BUNDLED, "--no-repack", "--scenarios", scenario, "--n-decode", "32"]
+                ref = harness.reference(args, [models.BUNDLED])
+                done = harness.drive(PATCHED, self.tmp / "out", args, env)
+                self.assertEqual(done.stderr.count("/dev/full: cannot write the trace"), 1, done.shown)
+                self.assertIsNone(harness.compare(self.tmp / "out", ref))
+
+
 @unittest.skipIf(SELF, "LES only")
 class ReadFailures(Case):
     """Injected faults. The reference is a run of stock on both models without any."""

@@ -129,18 +129,6 @@ class Tools(unittest.TestCase):
         self.assertEqual([outcome["recall"] for outcome in told["outcomes"]], written["recall"])
 
     @unittest.skipIf(SELF, "LES only")
-    def test_trace_that_cannot_be_written(self):
-        """Is told once; what is computed is not lost, whether tokens come one by one or many at once."""
-        for prompt in ["The", PROMPT * 4]:
-            with self.subTest(prompt):
-                args = [PATCHED.tool("llama-completion"), "-m", self.model, "-t", "2", "-p", prompt, "-n", "48", "--temp", "0",
-                        "-no-cnv", "--les", "on"]
-                plain, traced = harness.run(args), harness.run([*args, "--les-trace", "/dev/full"])
-                self.assertEqual((plain.returncode, traced.returncode), (0, 0), traced.shown)
-                self.assertEqual(plain.stdout, traced.stdout)
-                self.assertEqual(traced.stderr.count("/dev/full: cannot write the trace"), 1, traced.shown)
-
-    @unittest.skipIf(SELF, "LES only")
     def test_prompts_are_read_ahead(self):
         """Of batches of many tokens, too, the next layer's experts are foreseen and read while this layer is computed."""
         stats = self.tmp / "ahead.json"
