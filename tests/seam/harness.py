@@ -270,6 +270,13 @@ def identity(args, env, ref, tree=None, streams=None):
         return message and f"{message}\n{done.shown}"
 
 
+def temporary(add_cleanup):
+    """A directory for a test, or with addClassCleanup for all of its class."""
+    tmp = tempfile.TemporaryDirectory()
+    add_cleanup(tmp.cleanup)
+    return Path(tmp.name)
+
+
 def middle_cache(path):
     """A cache between the smallest and the largest of a model, as the flag spells it."""
     done = run([PATCHED.tool("les"), "inspect", "--json", path], {})

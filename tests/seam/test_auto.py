@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import tempfile
 import unittest
 from pathlib import Path
 
@@ -37,9 +36,7 @@ def can_cap():
 
 class Case(unittest.TestCase):
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
         self.model = models.quantized("Q4_K_M")
         self.args = ["-m", self.model, "--no-repack", "--threads", "1,2", "--scenarios", "decode,prompt64"]
         self.ref = harness.reference(self.args, [self.model])

@@ -6,9 +6,7 @@ harness.run makes a hang or a signal fail any of these.
 import itertools
 import os
 import re
-import tempfile
 import unittest
-from pathlib import Path
 
 import gguf_mini
 import harness
@@ -23,9 +21,7 @@ NOBODY = 65534
 
 class Case(unittest.TestCase):
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
         self.out = self.tmp / "out"
 
 

@@ -1,6 +1,5 @@
 """The harness itself: it must see a wrong bit, a missing record, a wrong expert."""
 
-import tempfile
 import unittest
 from pathlib import Path
 
@@ -17,9 +16,7 @@ class Harness(unittest.TestCase):
         self.model = models.quantized("Q8_0")
         self.args = ["-m", self.model, *ARGS]
         self.ref = harness.reference(self.args, [self.model])
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
         self.out = self.tmp / "out"
 
     def test_stock_repeats_itself(self):

@@ -20,9 +20,7 @@ def one_token_bytes(path):
 
 class TwoModels(unittest.TestCase):
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
 
     def test_in_turns(self):
         """As a draft model beside its target."""

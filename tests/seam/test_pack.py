@@ -5,18 +5,17 @@ import importlib.util
 import itertools
 import json
 import os
-import struct
 import sys
 import tempfile
 import types
 import unittest
-import zlib
 from pathlib import Path
 
 import gguf_mini
 import harness
 import models
 from harness import Failed, PATCHED, SELF, STOCK
+from packed import tables
 
 
 def gguf_py():
@@ -39,22 +38,16 @@ def pack(source, directory, *args):
 
 def first_byte(path, layer, expert):
     """Where the first matrix of a packed expert begins."""
-    holder = next(t for t in gguf_mini.Header(path).tensors if t.name == f"blk.{layer}.les_experts")
-    with open(path, "rb") as file:
-        file.seek(holder.offset + 12)
-        n_parts, _ = struct.unpack("<II", file.read(8))
-        file.seek(holder.offset + 24 + 32 * n_parts + 24 * n_parts * expert)
-        return holder.offset + struct.unpack("<Q", file.read(8))[0]
+    table = tables(path)[f"blk.{layer}.les_experts"]
+    return table.offset + table.rows[len(table.parts) * expert].offset
 
 
 class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        tmp = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(tmp.cleanup)
-        cls.tmp = Path(tmp.name)
+        cls.tmp = harness.temporary(cls.addClassCleanup)
         cls.source = models.BUNDLED
-        cls.packed = pack(cls.source, tmp.name)
+        cls.packed = pack(cls.source, cls.tmp)
 
 
 @unittest.skipIf(SELF, "stock has no les")
@@ -225,34 +218,17 @@ class Load(Case):
 
 def spliced(path, other, directory, chosen):
     """A copy of a packed model in which the `chosen` experts are those of another, whose types take less room."""
-    path, other = Path(path), Path(other)
     copy = harness.copy_model(path, directory)
-    theirs = {t.name: t for t in gguf_mini.Header(other).tensors}
+    theirs = tables(other)
     with open(copy, "r+b") as file, open(other, "rb") as from_file:
-        for holder in gguf_mini.Header(path).tensors:
-            if not holder.name.endswith(".les_experts"):
-                continue
-            at = theirs[holder.name].offset
-            file.seek(holder.offset + 12)
-            n_parts, n_expert = struct.unpack("<II", file.read(8))
-            rows = 24 + 32 * n_parts
-            size = rows + 24 * n_parts * n_expert
-            file.seek(holder.offset)
-            table = bytearray(file.read(size))
-            from_file.seek(at)
-            from_table = from_file.read(size)
-            for i in range(n_parts * n_expert):
-                if not chosen(i // n_parts):
-                    continue
-                row = rows + 24 * i
-                (to,) = struct.unpack_from("<Q", table, row)
-                begin, n_bytes = struct.unpack_from("<QQ", from_table, row)
-                from_file.seek(at + begin)
-                file.seek(holder.offset + to)
-                file.write(from_file.read(n_bytes))
-                table[row + 8:row + 24] = from_table[row + 8:row + 24]
-            file.seek(holder.offset)
-            file.write(table + struct.pack("<I", zlib.crc32(table)))
+        for name, table in tables(copy).items():
+            for i, (row, new) in enumerate(zip(table.rows, theirs[name].rows)):
+                if chosen(i // len(table.parts)):
+                    from_file.seek(theirs[name].offset + new.offset)
+                    file.seek(table.offset + row.offset)
+                    file.write(from_file.read(new.bytes))
+                    table.rows[i] = new._replace(offset=row.offset)
+            table.write()
     return copy
 
 
@@ -261,22 +237,19 @@ class Mixed(unittest.TestCase):
     """Experts of one tensor that are of several types."""
 
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
 
     def splice(self, kind, experts, chosen):
         large, small = models.quantized(kind), models.with_experts(kind, experts)
-        dirs = [self.tmp / name for name in ["large", "small", "spliced"]]
+        dirs = [self.tmp / kind / name for name in ["large", "small", "spliced"]]
         for directory in dirs:
-            directory.mkdir()
+            directory.mkdir(parents=True)
         return large, small, spliced(pack(large, dirs[0]), pack(small, dirs[1]), dirs[2], chosen)
 
     def test_their_own_type_decides(self):
         """Whatever type the tensor has for llama.cpp."""
         for kind, experts in [("Q8_0", "q4_0"), ("Q6_K", "q3_K")]:
-            with self.subTest(kind), tempfile.TemporaryDirectory() as self.tmp:
-                self.tmp = Path(self.tmp)
+            with self.subTest(kind):
                 _, small, packed = self.splice(kind, experts, lambda expert: True)
                 args = ["--threads", "1,2", "--no-repack", "--scenarios", "decode,prompt64,prompt512"]
                 ref = harness.reference(["-m", small, *args], [small])
@@ -319,20 +292,11 @@ class Mixed(unittest.TestCase):
 
     def test_types_that_do_not_mix(self):
         """Are refused when the model is opened."""
-        directory = self.tmp / "bad"
-        directory.mkdir()
-        packed = pack(models.BUNDLED, directory)
-        holder = next(t for t in gguf_mini.Header(packed).tensors if t.name == "blk.0.les_experts")
-        with open(packed, "r+b") as file:
-            file.seek(holder.offset + 12)
-            n_parts, n_expert = struct.unpack("<II", file.read(8))
-            size = 24 + 32 * n_parts + 24 * n_parts * n_expert
-            file.seek(holder.offset)
-            table = bytearray(file.read(size))
-            struct.pack_into("<I", table, 24 + 32 * n_parts + 16, 8)  # q4_K becomes q8_0
-            file.seek(holder.offset)
-            file.write(table + struct.pack("<I", zlib.crc32(table)))
-        done = harness.drive(PATCHED, self.tmp / "out", ["-m", packed], harness.les("min"), expect=2)
+        path = pack(models.BUNDLED, self.tmp)
+        table = tables(path)["blk.0.les_experts"]
+        table.rows[0] = table.rows[0]._replace(type=8)  # q4_K becomes q8_0
+        table.write()
+        done = harness.drive(PATCHED, self.tmp / "out", ["-m", path], harness.les("min"), expect=2)
         self.assertRegex(done.stderr, "expert 0, up: its type cannot be one tensor's")
 
 

@@ -1,8 +1,6 @@
 """Flags that say where experts shall lie leave them to the CPU, which streams them all the same."""
 
-import tempfile
 import unittest
-from pathlib import Path
 
 import harness
 import models
@@ -14,9 +12,7 @@ PLACEMENTS = [["--cpu-moe"], ["--n-cpu-moe", "2"], ["-ot", "exps=CPU"], ["-ot", 
 
 class Placement(unittest.TestCase):
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
 
     def session(self, name, exe, env, *args):
         """The session file, which holds the tokens and the whole KV cache."""

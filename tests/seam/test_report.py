@@ -1,9 +1,7 @@
 """What a smaller model costs, as `les report` tells it."""
 
 import json
-import tempfile
 import unittest
-from pathlib import Path
 
 import harness
 import models
@@ -13,9 +11,7 @@ from harness import PATCHED, SELF
 @unittest.skipIf(SELF, "stock has no les")
 class Report(unittest.TestCase):
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
         self.text = self.tmp / "text.txt"
         self.text.write_bytes(models.text().read_bytes()[:8000])
 

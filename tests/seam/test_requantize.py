@@ -3,9 +3,7 @@
 import collections
 import os
 import signal
-import struct
 import subprocess
-import tempfile
 import time
 import unittest
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import gguf_mini
 import harness
 import models
+import packed
 from harness import PATCHED, SELF
 
 K_FAMILY = {10, 11, 12, 13, 14, 16, 17, 18, 21, 22, 23}
@@ -20,21 +19,14 @@ LEGACY_FAMILY = {2, 6, 8, 20}
 PARTS = ["up", "gate", "gate_up", "down"]
 
 
-def tables(path):
+def matrices_of(path):
     """{tensor: (main type, columns, rows, [(offset in the file, bytes, type)])} of every packed layer."""
     found = {}
-    for holder in gguf_mini.Header(path).tensors:
-        if not holder.name.endswith(".les_experts"):
-            continue
-        with open(path, "rb") as file:
-            file.seek(holder.offset + 12)
-            n_parts, n_expert = struct.unpack("<II", file.read(8))
-            file.seek(holder.offset + 24)
-            parts = [struct.unpack("<IIIIQQ", file.read(32)) for _ in range(n_parts)]
-            rows = [struct.unpack("<QQII", file.read(24)) for _ in range(n_parts * n_expert)]
-        for i, (part, ty, _, _, columns, n_rows) in enumerate(parts):
-            name = holder.name.replace("les_experts", f"ffn_{PARTS[part]}_exps.weight")
-            found[name] = (ty, columns, n_rows, [(holder.offset + at, size, t) for at, size, t, _ in rows[i::n_parts]])
+    for name, table in packed.tables(path).items():
+        for i, part in enumerate(table.parts):
+            rows = [(table.offset + row.offset, row.bytes, row.type) for row in table.rows[i::len(table.parts)]]
+            tensor = name.replace("les_experts", f"ffn_{PARTS[part.part]}_exps.weight")
+            found[tensor] = (part.type, part.columns, part.rows, rows)
     return found
 
 
@@ -45,9 +37,7 @@ class Requantize(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        tmp = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(tmp.cleanup)
-        cls.tmp = Path(tmp.name)
+        cls.tmp = harness.temporary(cls.addClassCleanup)
         cls.source = models.BUNDLED
         cls.imatrix = cls.tmp / "imatrix.gguf"
         done = harness.run([PATCHED.tool("llama-imatrix"), "-m", cls.source, "-f", models.BUNDLED.parent / "rust-api.txt",
@@ -75,7 +65,7 @@ class Requantize(unittest.TestCase):
     def check(self, output, part):
         """The experts take that part of what they took, in types of their family that are not larger than their own."""
         before = sum(t.size for t in self.experts())
-        matrices = tables(output).values()
+        matrices = matrices_of(output).values()
         after = sum(size for *_, rows in matrices for _, size, _ in rows)
         self.assertLessEqual(after, before * part)
         # what is left would not hold another step
@@ -98,15 +88,15 @@ class Requantize(unittest.TestCase):
         self.assertRegex(done.stderr, "quantized already")
         self.assertNotIn("les.pack.imatrix", self.check(output, 0.9))
         # what keeps its type keeps its bytes
-        packed, source, kept = output.read_bytes(), self.source.read_bytes(), 0
-        matrices = tables(output)
+        written, source, kept = output.read_bytes(), self.source.read_bytes(), 0
+        matrices = matrices_of(output)
         for t in self.experts():
             *_, rows = matrices[t.name]
             for expert, (at, size, ty) in enumerate(rows):
                 if ty == t.type:
                     kept += 1
                     begin = t.offset + size * expert
-                    self.assertTrue(packed[at:at + size] == source[begin:begin + size], (t.name, expert))
+                    self.assertTrue(written[at:at + size] == source[begin:begin + size], (t.name, expert))
         self.assertIn(kept, range(1, 64 * len(matrices)))
 
     def test_killed_and_resumed(self):

@@ -27,9 +27,7 @@ def plain(name):
 
 class Tools(unittest.TestCase):
     def setUp(self):
-        tmp = tempfile.TemporaryDirectory()
-        self.addCleanup(tmp.cleanup)
-        self.tmp = Path(tmp.name)
+        self.tmp = harness.temporary(self.addCleanup)
         self.model = models.quantized("Q4_K_M")
 
     def both(self, name, *args):
