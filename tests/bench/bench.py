@@ -4,6 +4,7 @@ in memory.
 
     python3 tests/bench/bench.py MODEL.gguf [--runs N] [--caps 3072,12288] [--tokens N]
     python3 tests/bench/bench.py MODEL.gguf --lookahead [--warm N] [--rate MIB | --ram]
+    python3 tests/bench/bench.py MODEL.gguf --against PACKED.gguf [--against SMALLER.gguf]
 
 Needs the programs in build/bin (and build/stock/bin/llama-bench for the comparison with stock), root and memory control
 groups for the caps. The cases are run in turn, N times each; medians with the least and the largest are printed. Run it
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import tempfile
 
+import against
 import lookahead
 from runs import ROOT, generate, into_page_cache, show
 
@@ -119,7 +121,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("model")
     ap.add_argument("--runs", type=int, default=5)
-    ap.add_argument("--caps", help="memory caps in MiB, separated by commas (3072,12288; with --lookahead also 6144)")
+    ap.add_argument("--caps", help="memory caps in MiB, separated by commas (3072,12288; with --lookahead also 6144; with --against 3072,6144)")
     ap.add_argument("--tokens", type=int, default=128)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
@@ -127,12 +129,17 @@ def main():
                     help="only compare llama-bench with all experts cached with stock's (build/stock/bin/llama-bench)")
     ap.add_argument("--no-resident", action="store_true", help="leave out the cases that need memory for the whole model")
     lookahead.add_arguments(ap)
+    against.add_arguments(ap)
     args = ap.parse_args()
     if args.pairs:
         pairs(args)
         return
     if args.lookahead:
         lookahead.bench(ap, args)
+        return
+    if args.against:
+        lookahead.check(ap, args)
+        against.bench(args)
         return
     # name: cap in MiB, flags, whether the model is read into the page cache before
     cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"], False) for cap in (args.caps or "3072,12288").split(",") if cap}
