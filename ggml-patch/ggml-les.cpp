@@ -26,7 +26,7 @@
 struct ggml_les_model {
     les_model *            handle = nullptr;
     std::string            name;       // file name, for reports
-    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace"
+    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace", "inputs"
     std::atomic<int>       n_refs { 1 };
     std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
     std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
@@ -37,7 +37,7 @@ struct ggml_les_model {
 
 namespace {
 
-const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile" };
+const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile", "inputs" };
 
 // options by the names of their flags without "les-"
 struct les_options {
@@ -80,6 +80,7 @@ struct les_options {
         params.lookahead = text("lookahead");
         params.trace     = text("trace");
         params.profile   = text("profile");
+        params.inputs    = text("inputs");
         return params;
     }
 };
@@ -236,7 +237,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         if (!state().live.empty()) {
             options.values["cache"].clear();
         }
-        for (const char * file : { "stats", "trace", "profile" }) {
+        for (const char * file : { "stats", "trace", "profile", "inputs" }) {
             options.values[file] = unused_path(options.values[file], file, state().live);
         }
         if (!no_alloc) {
@@ -454,6 +455,7 @@ void ggml_les_model_release(struct ggml_les_model * model) {
     }
     told(les_model_profile_save(model->handle));
     told(les_model_trace_close(model->handle));
+    told(les_model_inputs_close(model->handle));
     les_model_free(model->handle);
     delete model;
 }

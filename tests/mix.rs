@@ -1,4 +1,4 @@
-//! What requantizing reads: importance matrices and traces.
+//! What requantizing reads: importance matrices, traces and recordings of inputs.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,7 +10,8 @@ use std::path::Path;
 
 use gguf::Gguf;
 use les::index::{ExpertTensor, Index};
-use les::pack::mix::{Imatrix, Uses};
+use les::inputs::Recorder;
+use les::pack::mix::{Imatrix, Recording, Uses};
 
 const NAME: &str = "blk.0.ffn_up_exps.weight";
 
@@ -129,4 +130,87 @@ fn uses_count_picks() {
     assert_eq!([0, 1, 2].map(|e| uses.share(1, e)), [0.5, 1.0, 0.5]);
     assert!(read(1, &[first]).unwrap_err().contains("no token in some layer"));
     assert!(read(2, &[first, second]).unwrap_err().contains("another model"));
+}
+
+/// A model of two layers with three experts, of which one is used, and a recording of it: two passes of the first layer's
+/// gate and up, one token of which goes to expert 2, two to expert 0; one pass of its down.
+fn recording(dir: &Path) -> (Index, Vec<u8>) {
+    let model = dir.join("model.gguf");
+    Gguf::moe(2, 3, 1).write(&model);
+    let index = Index::open(&model).unwrap();
+    let path = dir.join("inputs");
+    let mut recorder = Recorder::create(&path, &index).unwrap();
+    let row = |value: f32| vec![value; 64];
+    let (a, b, c) = (row(1.0), row(2.0), row(3.0));
+    recorder.record(0, &[2, 0], 2, &[&a, &b]);
+    recorder.record(0, &[0], 1, &[&c]);
+    // the same input again
+    recorder.record(1, &[2, 0], 2, &[&a, &b]);
+    recorder.record(2, &[1], 1, &[&[1e9; 32]]);
+    assert!(recorder.close().unwrap() && !recorder.close().unwrap());
+    (index, fs::read(path).unwrap())
+}
+
+#[test]
+fn recorded_inputs_come_back_as_squares() {
+    let dir = tempfile::tempdir().unwrap();
+    let (index, _) = recording(dir.path());
+    let recording = Recording::open(&dir.path().join("inputs")).unwrap();
+    let square = |tensor, expert| {
+        let all = recording.of(&index, tensor).unwrap().covariance(expert).unwrap().diagonal();
+        assert!(all.iter().all(|v| *v == all[0]));
+        all[0]
+    };
+    // the layer's mean counts as often as there are columns; 1% is added
+    let mean = 14.0 / 3.0;
+    for (expert, rows) in [(0, vec![4.0, 9.0]), (1, vec![]), (2, vec![1.0])] {
+        let sum = rows.iter().sum::<f32>() + 64.0 * mean;
+        let expected = 1.01 * sum / (64.0 + rows.len() as f32);
+        // up leads, and gate has the same
+        for tensor in [0, 1] {
+            assert!((square(tensor, expert) - expected).abs() < 1e-4, "{expert}: {}", square(tensor, expert));
+        }
+    }
+    // down has its own; what is too large for f16 is as large as can be
+    assert_eq!(square(2, 0), square(2, 1));
+    assert!((square(2, 1) / (1.01 * 65504.0_f32.powi(2)) - 1.0).abs() < 1e-4);
+    let text = recording.of(&index, 3).unwrap_err().to_string();
+    assert!(text.contains("blk.1.ffn_up_exps.weight") && text.contains("no token"), "{text}");
+}
+
+#[test]
+fn what_is_no_recording_of_the_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (index, bytes) = recording(dir.path());
+    let refusal = |bytes: &[u8]| {
+        let path = dir.path().join("other");
+        fs::write(&path, bytes).unwrap();
+        Recording::open(&path).and_then(|recording| recording.of(&index, 2).map(|_| ())).map_err(|e| e.to_string())
+    };
+    refusal(&bytes).unwrap();
+    for len in 0..bytes.len() {
+        assert!(refusal(&bytes[..len]).unwrap_err().contains("other"), "{len}");
+    }
+    let header = bytes.iter().position(|b| *b == b'\n').unwrap() + 1;
+    let with = |at: usize, byte: u8| {
+        let mut bytes = bytes.clone();
+        bytes[at] = byte;
+        refusal(&bytes).unwrap_err()
+    };
+    // a tensor, a number of tokens and of rows that are not there; the pick of down's record, and its last value
+    let down = bytes.len() - 4 - 64;
+    for (at, byte, words) in [
+        (header, 9, "damaged"),
+        (header + 4, 200, "damaged"),
+        (header + 12, 7, "damaged"),
+        (down, 3, "experts that are not there"),
+        (down + 3, 0x80, "experts that are not there"),
+        (bytes.len() - 1, 0x7f, "not finite"),
+    ] {
+        let text = with(at, byte);
+        assert!(text.contains(words) && text.contains("make it again"), "{at}: {text}");
+    }
+    assert!(refusal(&bytes[header..]).unwrap_err().contains("no recording of inputs"));
+    let wrong = String::from_utf8_lossy(&bytes[..header]).replace("\"columns\":32", "\"columns\":16");
+    assert!(refusal(wrong.as_bytes()).unwrap_err().contains("none of that shape"));
 }

@@ -15,7 +15,8 @@
 //! stream, on average, if columns err independently of each other. A down matrix writes there. An up or a gate matrix
 //! does not: what it gets wrong by so many percent, the products of both, and so what down makes of them, are wrong by as many
 //! (of a matrix that holds both, by both). The weight that the router gives to an expert is not known here. Without an
-//! importance matrix all x_j are 1, and without a trace, too, all shares.
+//! importance matrix all x_j are 1, and without a trace, too, all shares. Where inputs were recorded, both sums are those of
+//! `shape.rs`, in which columns do not err independently.
 
 use super::choose::Candidate;
 use super::imatrix::Input;
@@ -97,6 +98,10 @@ fn errors(matrices: &Matrices, types: &[GgmlType], expert: u32, input: Option<&I
 
 /// The sum of the squares of the differences, each times the mean square of its column.
 fn squares(a: &[f32], b: &[f32], columns: usize, input: Option<&Input>) -> f64 {
+    if let Some(shape) = input.and_then(|input| input.shape.as_ref()) {
+        let difference: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+        return shape.covariance.of(&difference).iter().sum();
+    }
     let square = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).powi(2);
     let row = |(a, b): (&[f32], &[f32])| -> f64 {
         let squares = a.iter().zip(b).map(square);
@@ -116,7 +121,7 @@ mod tests {
     fn an_error_weighs_as_much_as_its_column() {
         let (a, b) = ([1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 6.0, 4.0]);
         assert_eq!(squares(&a, &b, 2, None), 4.0 + 9.0);
-        let input = Input { mean_square: vec![2.0, 0.5], share: 1.0 };
+        let input = Input { mean_square: vec![2.0, 0.5], share: 1.0, shape: None };
         assert_eq!(squares(&a, &b, 2, Some(&input)), 0.5 * 4.0 + 2.0 * 9.0);
     }
 

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use super::shape::Shape;
 use crate::error::{Error, Result};
 use crate::index::{ExpertTensor, GgmlType, Header, Tensor};
 use crate::pack::copy::Named;
@@ -16,6 +17,8 @@ pub struct Input {
     pub mean_square: Vec<f32>,
     /// The part of all tokens that it was picked for.
     pub share: f64,
+    /// How its columns go together, where a recording tells.
+    pub(super) shape: Option<Shape>,
 }
 
 /// An importance matrix. Read when it is asked for: it may be larger than memory is.
@@ -91,7 +94,7 @@ impl Imatrix {
                 self.refuse(tensor, "the calibration reached none of its experts; give llama-imatrix a longer text")
             );
         }
-        let mean = Input { mean_square: Vec::new(), share: 0.0 };
+        let mean = Input { mean_square: Vec::new(), share: 0.0, shape: None };
         let mut inputs = Inputs { of: self, sums, columns: columns as usize, counts, tokens, mean };
         inputs.mean = inputs.average()?;
         Ok(inputs)
@@ -135,7 +138,7 @@ impl Inputs<'_> {
             return Ok(self.mean.clone());
         }
         let mean_square = self.sums(expert)?.iter().map(|sum| sum / count).collect();
-        Ok(Input { mean_square, share: f64::from(count) / self.tokens })
+        Ok(Input { mean_square, share: f64::from(count) / self.tokens, shape: None })
     }
 
     fn sums(&self, expert: u32) -> Result<Vec<f32>> {
@@ -154,7 +157,7 @@ impl Inputs<'_> {
             }
         }
         let mean_square = sums.iter().map(|sum| (sum / count) as f32).collect();
-        Ok(Input { mean_square, share: count / reached / self.tokens })
+        Ok(Input { mean_square, share: count / reached / self.tokens, shape: None })
     }
 }
 

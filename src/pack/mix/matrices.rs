@@ -1,6 +1,8 @@
 //! The matrices of a source's experts, and their bytes in other types.
 
 use super::imatrix::{Imatrix, Input, Inputs};
+use super::inputs::{Recorded, Recording};
+use super::shape::Shape;
 use super::uses::Uses;
 use crate::error::{Error, Result};
 use crate::ffi::ggml::{Ggml, Rows};
@@ -15,6 +17,8 @@ pub struct Quantizer {
     pub ggml: Ggml,
     /// How large the inputs are. `None`: all alike.
     pub imatrix: Option<Imatrix>,
+    /// What the inputs were. `None`: their columns are taken to be independent.
+    pub recording: Option<Recording>,
     /// How often experts are picked. `None`: as often as the importance matrix says.
     pub uses: Option<Uses>,
     /// The types to choose from, besides those that matrices have. `None`: all that a matrix may have.
@@ -28,6 +32,7 @@ pub(crate) struct Matrices<'a> {
     source: &'a Source,
     pub(super) tensor: &'a ExpertTensor,
     inputs: Option<Inputs<'a>>,
+    recorded: Option<Recorded<'a>>,
 }
 
 impl Quantizer {
@@ -37,7 +42,8 @@ impl Quantizer {
             let tensor = &source.index.tensors[i];
             let n_used = source.index.n_expert_used;
             let inputs = self.imatrix.as_ref().map(|imatrix| imatrix.of(tensor, n_used)).transpose()?;
-            Ok(Matrices { quantizer: self, source, tensor, inputs })
+            let recorded = self.recording.as_ref().map(|recording| recording.of(&source.index, i)).transpose()?;
+            Ok(Matrices { quantizer: self, source, tensor, inputs, recorded })
         };
         tensors.iter().map(of).collect()
     }
@@ -46,7 +52,15 @@ impl Quantizer {
 impl Matrices<'_> {
     /// About how much memory it takes to make the bytes of one, in bytes.
     pub(crate) fn memory(&self) -> u64 {
-        4 * self.tensor.ne[0] * self.tensor.ne[1] + 2 * self.tensor.expert_bytes
+        let values = 4 * self.tensor.ne[0] * self.tensor.ne[1];
+        // the covariance, what is made of it, and what that is made of; values of each turn
+        let shape = self.recorded.as_ref().map_or(0, |recorded| 4 * recorded.memory() + 5 * values);
+        values + 2 * self.tensor.expert_bytes + shape
+    }
+
+    /// About how much memory it takes beside its samples to measure what types do to one.
+    pub(super) fn sample_memory(&self) -> u64 {
+        1 + self.recorded.as_ref().map_or(0, |recorded| 4 * recorded.memory())
     }
 
     /// Bytes of one in the source.
@@ -56,7 +70,12 @@ impl Matrices<'_> {
 
     /// What the calibration found of an expert's input.
     pub(super) fn input(&self, expert: u32) -> Result<Option<Input>> {
-        self.inputs.as_ref().map(|inputs| inputs.expert(expert)).transpose()
+        let known = self.inputs.as_ref().map(|inputs| inputs.expert(expert)).transpose()?;
+        let Some(recorded) = &self.recorded else { return Ok(known) };
+        let covariance = recorded.covariance(expert)?;
+        let mut input = known.unwrap_or_else(|| recorded.input(expert, &covariance));
+        input.shape = importance(&input).and_then(|importance| Shape::new(covariance, &importance));
+        Ok(Some(input))
     }
 
     /// The bytes of an expert's matrix in a type. The only place where they are made.
@@ -70,8 +89,15 @@ impl Matrices<'_> {
 
     /// Whole rows in a type.
     pub(super) fn quantized(&self, ty: GgmlType, values: &[f32], input: Option<&Input>) -> Result<Vec<u8>> {
-        let rows = Rows { values, columns: self.tensor.ne[0] as usize };
-        self.quantizer.ggml.quantize(ty, rows, input.and_then(importance).as_deref())
+        let importance = input.and_then(importance);
+        let quantize = |values: &[f32]| {
+            let rows = Rows { values, columns: self.tensor.ne[0] as usize };
+            self.quantizer.ggml.quantize(ty, rows, importance.as_deref())
+        };
+        match input.and_then(|input| input.shape.as_ref()) {
+            Some(shape) => shape.quantize(values, quantize, |bytes| self.dequantized(ty, bytes)),
+            None => quantize(values),
+        }
     }
 
     /// What values became of rows in a type.

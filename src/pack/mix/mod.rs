@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! imatrix: what llama-imatrix measured     uses: how often experts are picked, by a trace
+//! inputs: what experts were applied to     shape: what quantizers are given, so that errors make up for each other
 //! matrices: values of matrices, and their bytes in a type
 //! harm: what a type does to a matrix       choose: the types, given the harm and the bytes of each
 //! families: the types that a matrix may have
@@ -11,7 +12,9 @@ mod choose;
 mod families;
 mod harm;
 mod imatrix;
+mod inputs;
 mod matrices;
+mod shape;
 mod uses;
 
 use std::collections::BTreeMap;
@@ -20,8 +23,10 @@ use std::fmt;
 pub use choose::{Candidate, choose};
 pub use families::is_float;
 pub use imatrix::{Imatrix, Input, Inputs};
+pub use inputs::{Recorded, Recording};
 pub(super) use matrices::Matrices;
 pub use matrices::Quantizer;
+pub use shape::Covariance;
 pub use uses::Uses;
 
 use super::{Progress, Source, header, key, parallel};
@@ -182,6 +187,10 @@ impl<'a> Mix<'a> {
             kvs.push(header::kv_text(key::IMATRIX_FILE, &imatrix.name()));
             kvs.push(header::kv_u32(key::IMATRIX_CRC32, imatrix.crc32));
         }
+        if let Some(recording) = &self.quantizer.recording {
+            kvs.push(header::kv_text(key::INPUTS_FILE, &recording.name()));
+            kvs.push(header::kv_u32(key::INPUTS_CRC32, recording.crc32));
+        }
         kvs
     }
 }
@@ -205,8 +214,9 @@ fn measure_harm(
             let expert = expert as u32;
             harm::of_expert(&layer, types, expert, quantizer.uses.as_ref().map(|uses| uses.share(no, expert)))
         };
-        // it holds samples only
-        parallel::each(n_expert, 1, work, |expert, parts| {
+        // it holds samples only, but for what inputs are known by
+        let memory = layer.iter().map(Matrices::sample_memory).max().unwrap_or(1);
+        parallel::each(n_expert, memory, work, |expert, parts| {
             parts.into_iter().zip(&mut all[begin..]).for_each(|(part, tensor)| tensor[expert] = part);
             progress(bytes)
         })?;
