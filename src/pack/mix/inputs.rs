@@ -93,11 +93,10 @@ impl Recording {
                 return Err(damaged());
             }
             records[record.at as usize].push((record, at));
-            let mut left = rows
-                .checked_mul(tensor.columns)
-                .and_then(|n| n.checked_mul(2)?.checked_add(4 * record.picks()))
-                .ok_or_else(damaged)?;
-            at += left;
+            let bytes =
+                |columns: u64| rows.checked_mul(columns)?.checked_mul(2)?.checked_add(record.picks().checked_mul(4)?);
+            let mut left = bytes(tensor.columns).ok_or_else(damaged)?;
+            at = at.checked_add(left).ok_or_else(damaged)?;
             while left > 0 {
                 let chunk = reader.fill_buf().map_err(file.error("read"))?;
                 let now = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -132,11 +131,12 @@ impl Recording {
         let Some(at) = found.filter(same) else {
             return Err(self.refuse(tensor, "it has none of that shape; make it with this model and --les-inputs"));
         };
+        let file = Named::open(&self.file.path)?;
         let mut rows = vec![Vec::new(); tensor.n_expert() as usize];
         let (mut tokens, mut all) = (0, Vec::new());
         for &(record, picks_at) in &self.records[at] {
             tokens += u64::from(record.tokens);
-            let picks = Named::open(&self.file.path)?.bytes(picks_at, 4 * record.picks() as usize)?;
+            let picks = file.bytes(picks_at, 4 * record.picks() as usize)?;
             let rows_at = picks_at + picks.len() as u64;
             let row_at = |row: u64| rows_at + row * 2 * columns as u64;
             all.extend((0..u64::from(record.rows)).map(row_at));
@@ -150,7 +150,8 @@ impl Recording {
         if all.is_empty() {
             return Err(self.refuse(tensor, "it reached no token there; let the model read a text"));
         }
-        let every = all.len().div_ceil(LAYER_ROWS * columns).max(1);
+        // odd, so that it is not always the first of a token's picks
+        let every = all.len().div_ceil(LAYER_ROWS * columns) | 1;
         let sampled: Vec<u64> = all.into_iter().step_by(every).collect();
         let mut layer = Covariance::zeros(columns, STRETCH);
         self.add(tensor, &sampled, &mut layer)?;
