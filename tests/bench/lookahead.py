@@ -128,7 +128,7 @@ def beside(args):
 @contextlib.contextmanager
 def reader(args):
     """Reads the model's experts at a rate, past the page cache, until it is not wanted any more."""
-    command = [str(args.bin / "les"), "bench", str(args.model), "--io", args.io, "--depth", "8", "--seconds", "100000"]
+    command = [str(args.bin / "les"), "bench", str(args.model), "--io", args.io, "--depth", "8", "--seconds", "80000"]
     process = subprocess.Popen(command, env={**os.environ, "LES_FAULT": f"rate@{args.beside}"}, stdout=subprocess.DEVNULL)
     try:
         yield process
