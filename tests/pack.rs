@@ -17,6 +17,7 @@ use les::pack::{self, EXPERT_ALIGN, Layout, Packed, Source};
 use les::sched::{Request, Step};
 use les::store::{Plan, extent};
 use les::{Error, Result};
+use parking_lot::RwLock;
 
 const PATTERN: u32 = 2_654_435_761;
 
@@ -38,6 +39,9 @@ fn patterned(gguf: &Gguf) -> Vec<u8> {
     }
     bytes
 }
+
+/// A program that is being started holds for a moment what is locked here: none is while something is packed.
+static STARTING: RwLock<()> = RwLock::new(());
 
 struct Bed {
     dir: tempfile::TempDir,
@@ -62,6 +66,7 @@ impl Bed {
 
     /// Packs with a progress that fails at the call of that number, from 0.
     fn pack_until(&self, name: &str, split: Option<u64>, calls: usize) -> Result<Packed> {
+        let _none = STARTING.read_recursive();
         let source = Source::open(&self.source)?;
         let layout = Layout::new(&source, &self.path(name), split, None)?;
         let mut left = calls;
@@ -563,6 +568,7 @@ fn tables_that_lie_are_refused_when_the_file_is_opened() {
 }
 
 fn les(args: &[&str]) -> Output {
+    let _one = STARTING.write();
     Command::new(env!("CARGO_BIN_EXE_les")).args(args).output().unwrap()
 }
 

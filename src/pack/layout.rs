@@ -55,7 +55,17 @@ impl Source {
         for (file, header) in files.iter().zip(&headers) {
             hasher.update(&file.bytes(0, header.end as usize)?);
         }
-        Ok(Self { crc32: hasher.finalize(), stamp: stamp(&headers)?, headers, index, files })
+        let source = Self { crc32: hasher.finalize(), stamp: stamp(&headers)?, headers, index, files };
+        for layer in source.layers() {
+            let [first, others @ ..] = &layer[..] else { continue };
+            let of = |i: &usize| &source.index.tensors[*i];
+            let (first, n_expert) = (of(first), of(first).n_expert());
+            if let Some(other) = others.iter().map(of).find(|t| t.n_expert() != n_expert) {
+                let why = format!("{} has {n_expert} experts, and {} has {}", first.name, other.name, other.n_expert());
+                return refuse(&format!("{why}: such a model cannot be packed"));
+            }
+        }
+        Ok(source)
     }
 
     /// Bytes of all its files.
@@ -229,11 +239,6 @@ fn contents(source: &Source, mix: Option<&Mix>) -> Result<Vec<Content>> {
     for tensors in source.layers() {
         let first = of(tensors[0]);
         let n_expert = first.n_expert();
-        if let Some(other) = tensors.iter().map(|&i| of(i)).find(|t| t.n_expert() != n_expert) {
-            let why = format!("{} has {n_expert} experts, and {} has {}", first.name, other.name, other.n_expert());
-            let path = source.headers[0].file.path.display();
-            return Err(Error::Invalid(format!("{path}: {why}: such a model cannot be packed")));
-        }
         let part = |&i: &usize| {
             let t = of(i);
             let (position, n_dims) = positions.get(t.name.as_str()).copied().unwrap_or_default();
