@@ -189,6 +189,7 @@ function(ggml_les_attach)
     # One library owns LES and its state; the others reach it through the glue's own functions. The archive's symbols
     # stay inside, as those of the Rust standard library would meet another Rust library's.
     ggml_les_add_glue(ggml-base "${root}" ggml-les.cpp)
+    ggml_les_add_glue(ggml-base "${root}" ggml-les-walk.cpp)
     target_link_libraries(ggml-base PRIVATE les::les)
     target_compile_definitions(ggml-base PUBLIC GGML_USE_LES)
     target_include_directories(ggml-base PUBLIC "$<BUILD_INTERFACE:${root}/ggml-patch>" "$<BUILD_INTERFACE:${root}/include>")

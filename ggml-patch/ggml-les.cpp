@@ -3,7 +3,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
-#include "les.h"
+#include "ggml-les-model.h"
 
 #include <algorithm>
 #include <atomic>
@@ -15,25 +15,12 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #ifdef __linux__
 #    include <sys/mman.h>
 #    include <unistd.h>
 #endif
-
-struct ggml_les_model {
-    les_model *            handle = nullptr;
-    std::string            name;       // file name, for reports
-    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace", "inputs"
-    std::atomic<int>       n_refs { 1 };
-    std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
-    std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
-    // a tensor's number by its reserved address: tensor->extra would keep kernels from taking it
-    std::unordered_map<const void *, uint32_t> tensors;
-    std::unordered_map<uint32_t, std::vector<uint32_t>> types; // by number, of tensors whose experts are of several
-};
 
 namespace {
 
@@ -123,12 +110,6 @@ bool refuse(char * err, size_t err_len, const std::string & why) {
     return false;
 }
 
-std::string last_error(const ggml_les_model * model) {
-    char buf[1024] = "";
-    les_model_last_error(model->handle, buf, sizeof(buf));
-    return buf;
-}
-
 // of the model that this thread is loading; all zeros for a number that no tensor has
 les_tensor_info tensor_info(int number) {
     les_tensor_info info = {};
@@ -137,12 +118,6 @@ les_tensor_info tensor_info(int number) {
         les_model_tensor(load_model->handle, number, &info); // fills all or nothing
     }
     return info;
-}
-
-// every operation that fails says so, once
-void fail(const std::string & why) {
-    any_failed.store(true);
-    GGML_LOG_ERROR("les: %s\n", why.c_str());
 }
 
 std::string base_name(const std::string & path) {
@@ -199,6 +174,17 @@ void retain(ggml_les_model * model) {
 }
 
 } // namespace
+
+std::string ggml_les_model::last_error() const {
+    char buf[1024] = "";
+    les_model_last_error(handle, buf, sizeof(buf));
+    return buf;
+}
+
+void ggml_les_fail(const std::string & why) {
+    any_failed.store(true);
+    GGML_LOG_ERROR("les: %s\n", why.c_str());
+}
 
 // options
 
@@ -386,12 +372,13 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset, bo
     if (!same) {
         return refuse(err, err_len, std::string(tensor->name) + " is not where the index says; load with --les off");
     }
+    ggml_les_tensor & streamed = load_model->tensors[tensor->data];
+    streamed.number = number;
     std::vector<uint32_t> types(info.n_expert);
     les_model_types(load_model->handle, number, types.data(), info.n_expert);
     if (std::any_of(types.begin(), types.end(), [&](uint32_t type) { return type != info.ggml_type; })) {
-        load_model->types[number] = types;
+        streamed.types = types;
     }
-    load_model->tensors[tensor->data] = number;
     return true;
 }
 
@@ -446,7 +433,7 @@ void ggml_les_model_release(struct ggml_les_model * model) {
     forget_live(model);
     const auto told = [model](int status) {
         if (status != LES_OK && status != LES_ERR_NOT_FOUND) {
-            GGML_LOG_ERROR("les: %s\n", last_error(model).c_str());
+            GGML_LOG_ERROR("les: %s\n", model->last_error().c_str());
         }
     };
     const std::string & stats = model->files["stats"];
@@ -468,271 +455,11 @@ bool ggml_les_read(struct ggml_les_model * model, const struct ggml_tensor * ten
         copy_text(err, err_len, std::string(tensor->name) + " streams and cannot be copied; use --les off");
         return false;
     }
-    if (les_model_read(model->handle, found->second, tensor->view_offs + offset, data, size) != LES_OK) {
-        copy_text(err, err_len, last_error(model));
+    if (les_model_read(model->handle, found->second.number, tensor->view_offs + offset, data, size) != LES_OK) {
+        copy_text(err, err_len, model->last_error());
         return false;
     }
     return true;
-}
-
-// computing
-
-namespace {
-
-// a shadow's mark: its extra is a ggml_les_layer
-constexpr int32_t flag_layer = 1 << 30;
-
-struct layer_memory {
-    ggml_les_layer       layer = {};
-    les_op               op = {};
-    std::vector<uint8_t> bytes;
-};
-
-thread_local layer_memory layer_of_thread; // of the one that opened it
-
-// this thread's wave, and its positions
-thread_local uint32_t wave_number = 0;
-thread_local uint32_t wave_first  = 0;
-thread_local uint32_t wave_last   = 0;
-
-les_op op_of(const ggml_tensor * dst, uint32_t tensor, int n_threads) {
-    const ggml_tensor * src1 = dst->src[1];
-    const ggml_tensor * ids  = dst->src[2];
-
-    // rows that do not follow each other at one distance are not checked
-    const bool rows = src1->type == GGML_TYPE_F32 && src1->nb[0] == sizeof(float) &&
-        (src1->ne[1] == 1 || src1->ne[2] == 1 || src1->nb[2] == src1->nb[1]*src1->ne[1]);
-
-    les_op op = {};
-    op.struct_size  = sizeof(op);
-    op.ids          = (const int32_t *) ids->data;
-    op.ids_stride   = ids->nb[1];
-    op.n_used       = ids->ne[0];
-    op.n_tokens     = ids->ne[1];
-    op.input        = rows ? (const float *) src1->data : nullptr;
-    op.input_stride = src1->ne[1] == 1 ? src1->nb[2] : src1->nb[1];
-    op.n_input      = src1->ne[0];
-    op.n_rows       = src1->ne[1]*src1->ne[2];
-    op.tensor       = tensor;
-    op.n_walkers    = n_threads;
-    return op;
-}
-
-void notice_once(ggml_les_model * model) {
-    if (!model->told.test_and_set()) {
-        char text[1024] = "";
-        les_model_notice(model->handle, text, sizeof(text));
-        if (*text) {
-            GGML_LOG_WARN("les: %s\n", text);
-        }
-    }
-}
-
-} // namespace
-
-struct ggml_les_layer * ggml_les_layer_open(struct ggml_tensor * const ops[GGML_LES_LAYER_OPS], int n_threads) {
-    const ggml_tensor * x = ops[0]->src[1];
-    if (ops[0]->src[2]->nb[0] != sizeof(int32_t) || x->type != GGML_TYPE_F32 || !ggml_is_contiguous(x)) {
-        return nullptr;
-    }
-
-    // the layer's tensors in the model's order
-    ggml_les_model * model = nullptr;
-    std::vector<uint32_t> tensors;
-    for (int i = 0; i < GGML_LES_LAYER_OPS; ++i) {
-        if (!ops[i] || ops[i]->op != GGML_OP_MUL_MAT_ID) {
-            continue;
-        }
-        model = ((const ggml_les_buffer *) ops[i]->src[0]->buffer->context)->model;
-        const auto tensor = model->tensors.find(ops[i]->src[0]->data);
-        if (tensor == model->tensors.end()) {
-            return nullptr;
-        }
-        tensors.push_back(tensor->second);
-    }
-    std::sort(tensors.begin(), tensors.end());
-
-    const les_op op = op_of(ops[0], tensors[0], n_threads);
-    les_layer * handle = nullptr;
-    if (les_layer_open(model->handle, &op, tensors.data() + 1, (uint32_t) tensors.size() - 1, &handle) != LES_OK) {
-        return nullptr; // what is wrong will be met again, and told, by the first of the operations
-    }
-    notice_once(model);
-
-    layer_memory & memory = layer_of_thread;
-    ggml_les_layer & layer = memory.layer;
-    size_t size = ggml_nbytes(x);
-    for (int i = 0; i < 2; ++i) {
-        size += ops[i] ? GGML_PAD(ggml_nbytes(ops[i]), 64) : 0;
-    }
-    if (memory.bytes.size() < size + 64) {
-        memory.bytes.resize(size + 64);
-    }
-    uint8_t * at = (uint8_t *) GGML_PAD((uintptr_t) memory.bytes.data(), 64);
-    const auto take = [&at](ggml_tensor & shadow) {
-        shadow.data = at;
-        at += GGML_PAD(ggml_nbytes(&shadow), 64);
-    };
-
-    layer.handle = handle;
-    for (int i = 0; i < GGML_LES_LAYER_OPS; ++i) {
-        layer.ops[i] = ops[i] ? *ops[i] : ggml_tensor {};
-        layer.ops[i].extra  = &layer;
-        layer.ops[i].flags |= flag_layer;
-        if (ops[i] && i < 2) {
-            take(layer.ops[i]);
-        }
-    }
-    layer.input = *x;
-    take(layer.input);
-    memcpy(layer.input.data, x->data, ggml_nbytes(x));
-    memory.op = op;
-    memory.op.input = op.input ? (const float *) layer.input.data : nullptr;
-    layer.ops[0].src[1] = &layer.input;
-    layer.ops[1].src[1] = &layer.input;
-    for (int i = 0; i < 2; ++i) {
-        const ggml_tensor * src = ops[2]->src[i];
-        if (!src) {
-            continue;
-        }
-        ggml_tensor & whole = layer.ops[(src->view_src ? src->view_src : src) == ops[0] ? 0 : 1];
-        layer.views[i] = *src;
-        layer.views[i].data = (char *) whole.data + (src->view_src ? src->view_offs : 0);
-        layer.ops[2].src[i] = &layer.views[i];
-    }
-    layer.ops[3].src[1] = &layer.ops[2];
-    return &layer;
-}
-
-// by the thread that opened the layer
-static void attend(const ggml_les_layer * layer, uint32_t wave, bool computing) {
-    if (layer == &layer_of_thread.layer && wave < 2) {
-        les_layer_attend((les_layer *) layer->handle, wave, computing, &layer_of_thread.op); // nothing depends on it
-    }
-}
-
-int ggml_les_layer_wave(struct ggml_les_layer * layer, int wave) {
-    les_layer * handle = (les_layer *) layer->handle;
-    ggml_les_model * model = ((const ggml_les_buffer *) layer->ops[0].src[0]->buffer->context)->model;
-    attend(layer, wave, false);
-    uint32_t first = 0;
-    uint32_t last  = 0;
-    const int status = les_layer_wave(handle, wave, &first, &last);
-    if (status == LES_END) {
-        return 0;
-    }
-    if (status == LES_ERR_NULL || status == LES_ERR_HANDLE || status == LES_ERR_INVALID || status == LES_ERR_PANIC) {
-        // this thread's error alone: the others would wait for it for ever
-        GGML_ABORT("les: %s", last_error(model).c_str());
-    }
-    if (status != LES_OK) {
-        if (model->failed.exchange(layer->handle) != layer->handle) {
-            fail(last_error(model));
-        }
-        return -1;
-    }
-    wave_number = wave;
-    wave_first  = first;
-    wave_last   = last;
-    return (int) (last - first);
-}
-
-bool ggml_les_op_open(struct ggml_tensor * dst, int n_threads) {
-    if (dst->flags & flag_layer) {
-        return true; // with its layer
-    }
-    const ggml_tensor * src0 = dst->src[0];
-    const ggml_tensor * ids  = dst->src[2];
-    ggml_les_model * model = ((const ggml_les_buffer *) src0->buffer->context)->model;
-
-    dst->extra = nullptr;
-    const auto tensor = model->tensors.find(src0->data);
-    if (tensor == model->tensors.end()) {
-        fail(std::string(src0->name) + " is a part of a tensor that streams, and cannot be used alone; use --les off");
-        return false;
-    }
-
-    if (ids->nb[0] != sizeof(int32_t)) {
-        fail(std::string("the picks for ") + src0->name + " do not follow each other");
-        return false;
-    }
-
-    const les_op op = op_of(dst, tensor->second, n_threads);
-    les_ticket * ticket = nullptr;
-    if (les_ticket_open(model->handle, &op, &ticket) != LES_OK) {
-        fail(last_error(model));
-    }
-    if (ticket) {
-        notice_once(model);
-    }
-    dst->extra = ticket;
-    return ticket != nullptr;
-}
-
-void ggml_les_walk_begin(struct ggml_les_walk * walk, const struct ggml_tensor * dst) {
-    walk->dst        = *dst;
-    walk->src0       = *dst->src[0];
-    walk->dst.src[0] = &walk->src0;
-    walk->layer      = dst->flags & flag_layer ? (ggml_les_layer *) dst->extra : nullptr;
-    walk->ticket     = walk->layer ? nullptr : dst->extra;
-    walk->position   = walk->layer ? wave_first : 0;
-    walk->failed     = !walk->layer && !walk->ticket;
-    if (walk->failed) {
-        return;
-    }
-    const ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
-    walk->tensor = model->tensors.at(walk->src0.data);
-    const auto types = model->types.find(walk->tensor);
-    walk->types = types == model->types.end() ? nullptr : types->second.data();
-    if (walk->layer) {
-        if (dst == &walk->layer->ops[0]) {
-            attend(walk->layer, wave_number, true);
-        }
-    }
-}
-
-int ggml_les_walk_next(struct ggml_les_walk * walk) {
-    uint32_t     expert = 0;
-    const void * data   = nullptr;
-    if (walk->layer) {
-        if (walk->position >= wave_last) {
-            return -1;
-        }
-        les_layer * layer = (les_layer *) walk->layer->handle;
-        walk->failed = les_layer_expert(layer, walk->position++, walk->tensor, &expert, &data) != LES_OK;
-    } else {
-        if (!walk->ticket) {
-            return -1;
-        }
-        const int status = les_ticket_next((les_ticket *) walk->ticket, walk->position++, &expert, &data);
-        if (status != LES_OK) {
-            walk->failed = status != LES_END;
-            ggml_les_model * model = ((const ggml_les_buffer *) walk->src0.buffer->context)->model;
-            if (walk->failed && model->failed.exchange(walk->ticket) != walk->ticket) {
-                fail(last_error(model));
-            }
-            walk->ticket = nullptr; // this thread has left
-            return -1;
-        }
-    }
-    if (walk->failed) {
-        return -1;
-    }
-    walk->src0.data = (char *) const_cast<void *>(data) - expert*walk->src0.nb[2];
-    if (walk->types) {
-        walk->src0.type  = (ggml_type) walk->types[expert];
-        walk->src0.nb[0] = ggml_type_size(walk->src0.type);
-        walk->src0.nb[1] = ggml_row_size(walk->src0.type, walk->src0.ne[0]);
-    }
-    return (int) expert;
-}
-
-bool ggml_les_walk_end(struct ggml_les_walk * walk) {
-    if (!walk->layer) {
-        // a walk that used every expert has not been told of its end yet
-        ggml_les_walk_next(walk);
-    }
-    return !walk->failed;
 }
 
 // reports

@@ -17,6 +17,7 @@ use les::pack::{self, EXPERT_ALIGN, Layout, Packed, Source};
 use les::sched::{Request, Step};
 use les::store::{Plan, extent};
 use les::{Error, Result};
+use parking_lot::RwLock;
 
 const PATTERN: u32 = 2_654_435_761;
 
@@ -38,6 +39,9 @@ fn patterned(gguf: &Gguf) -> Vec<u8> {
     }
     bytes
 }
+
+/// A program that is being started holds for a moment what is locked here: none is while something is packed.
+static STARTING: RwLock<()> = RwLock::new(());
 
 struct Bed {
     dir: tempfile::TempDir,
@@ -62,6 +66,7 @@ impl Bed {
 
     /// Packs with a progress that fails at the call of that number, from 0.
     fn pack_until(&self, name: &str, split: Option<u64>, calls: usize) -> Result<Packed> {
+        let _none = STARTING.read_recursive();
         let source = Source::open(&self.source)?;
         let layout = Layout::new(&source, &self.path(name), split, None)?;
         let mut left = calls;
@@ -315,11 +320,22 @@ fn an_unfinished_file_is_not_trusted() {
     bed.pack_until("p.gguf", None, moment).unwrap_err();
     let mut bytes = fs::read(&unfinished).unwrap();
     let layer = Header::parse(std::io::Cursor::new(&whole), Path::new("p")).unwrap().packed[1].clone();
-    let tensor = &Header::open(&bed.path("once.gguf")).unwrap().tensors[layer.tensor];
+    let header = Header::open(&bed.path("once.gguf")).unwrap();
+    let tensor = &header.tensors[layer.tensor];
     bytes[tensor.offset as usize + 100] ^= 4;
     fs::write(&unfinished, bytes).unwrap();
     let one = again();
     assert!(0 < one && one < two);
+    // a table of other types that take as many bytes does not outlive the experts that it told of
+    bed.pack_until("p.gguf", None, moment).unwrap_err();
+    let mut bytes = fs::read(&unfinished).unwrap();
+    let first = header.packed[0].tensor;
+    let table = header.tensors[first].offset as usize..;
+    bytes[table.start + 100] ^= 4;
+    fs::write(&unfinished, bytes).unwrap();
+    bed.pack_until("p.gguf", None, 3).unwrap_err();
+    assert_eq!(fs::read(&unfinished).unwrap()[table][..200], [0; 200]);
+    fs::remove_file(&unfinished).unwrap();
     // what somebody else left there
     fs::write(&unfinished, "text").unwrap();
     assert_eq!(again(), 0);
@@ -332,6 +348,16 @@ fn an_unfinished_file_is_not_trusted() {
     let packed = bed.pack_until("p.gguf", None, usize::MAX).unwrap();
     assert_eq!(packed.resumed_bytes, 0);
     assert_eq!(verify(&bed.path("p.gguf")).unwrap(), [""; 0]);
+    fs::remove_file(bed.path("p.gguf")).unwrap();
+    // the unfinished work of another command is not lost
+    bed.pack_until("p.gguf", None, moment).unwrap_err();
+    let work = fs::read(&unfinished).unwrap();
+    let other = Bed::new(&Gguf::moe(2, 6, 2));
+    let source = Source::open(&other.source).unwrap();
+    let layout = Layout::new(&source, &bed.path("p.gguf"), None, None).unwrap();
+    let text = pack::pack(&source, &layout, None, &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(text.contains("p.gguf.unfinished") && text.contains("remove it"), "{text}");
+    assert!(fs::read(&unfinished).unwrap() == work);
 }
 
 #[test]
@@ -446,6 +472,8 @@ fn a_flipped_bit_is_found_and_named() {
     let name = whole.windows(4).position(|bytes| bytes == b"tiny").unwrap() as u64;
     let damage = verify(&flip(name)).unwrap();
     assert!(damage.len() == 1 && damage[0].contains("metadata"), "{damage:?}");
+    let text = unpack(&flip(name), &bed.path("u.gguf")).unwrap_err().to_string();
+    assert!(text.contains("metadata") && !bed.path("u.gguf").exists(), "{text}");
     // a table, and the checksums themselves
     let text = verify(&flip(header.tensors[header.packed[1].tensor].offset + 200)).unwrap_err().to_string();
     assert!(text.contains("blk.1.les_experts") && text.contains("table of experts"), "{text}");
@@ -540,6 +568,7 @@ fn tables_that_lie_are_refused_when_the_file_is_opened() {
 }
 
 fn les(args: &[&str]) -> Output {
+    let _one = STARTING.write();
     Command::new(env!("CARGO_BIN_EXE_les")).args(args).output().unwrap()
 }
 

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -150,10 +152,16 @@ impl fmt::Display for FaultPlan {
 /// Makes reads of another engine fail or dawdle as planned. A read that is to fail never reaches that engine, so its
 /// buffer is not touched.
 pub struct FaultEngine {
+    faulty: Arc<Faulty>,
+    /// With a rate: the device, which goes on with reads in turn whether or not anybody looks.
+    device: Option<JoinHandle<()>>,
+}
+
+struct Faulty {
     inner: Box<dyn Engine>,
     plan: FaultPlan,
     state: Mutex<State>,
-    /// A read was submitted: the reaper must look again at what to wait for.
+    /// A read was submitted, or handed over by the device: who waits must look again.
     changed: Condvar,
 }
 
@@ -185,18 +193,119 @@ struct State {
     held: Vec<(Instant, Completion)>,
     /// By the caller's token: what begins when that read has ended.
     behind: HashMap<u64, Vec<Read>>,
+    /// What the device has handed over.
+    served: Vec<Completion>,
+    /// The device is not needed any more.
+    over: bool,
 }
 
 impl fmt::Debug for FaultEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FaultEngine({} on {})", self.plan, self.inner.name())
+        write!(f, "FaultEngine({} on {})", self.faulty.plan, self.faulty.inner.name())
     }
 }
 
 impl FaultEngine {
     /// Wraps an engine.
-    pub fn new(inner: Box<dyn Engine>, plan: FaultPlan) -> Self {
-        Self { inner, plan, state: Mutex::default(), changed: Condvar::new() }
+    ///
+    /// # Errors
+    /// [`Error::System`] when there is no thread for a device with a rate.
+    pub fn new(inner: Box<dyn Engine>, plan: FaultPlan) -> Result<Self> {
+        let faulty = Arc::new(Faulty { inner, plan, state: Mutex::default(), changed: Condvar::new() });
+        let with_rate = faulty.plan.rate().map(|_| faulty.clone());
+        let device = with_rate.map(|faulty| Builder::new().name("les-device".into()).spawn(move || faulty.serve()));
+        let device = device.transpose().map_err(|source| Error::System {
+            what: "start the thread of a device with a rate",
+            remedy: "allow more threads (ulimit -u, or the control group's pids.max)",
+            source,
+        })?;
+        Ok(Self { device, faulty })
+    }
+}
+
+impl Drop for FaultEngine {
+    fn drop(&mut self) {
+        self.faulty.state.lock().over = true;
+        self.faulty.changed.notify_all();
+        if let Some(device) = self.device.take() {
+            let _ = device.join();
+        }
+    }
+}
+
+impl Faulty {
+    /// Is the device, until it is not needed any more.
+    fn serve(&self) {
+        let mut done = Vec::new();
+        loop {
+            let mut state = self.state.lock();
+            state.served.append(&mut done);
+            self.changed.notify_all();
+            while state.is_idle() && !state.over {
+                self.changed.wait(&mut state);
+            }
+            if state.over {
+                return;
+            }
+            drop(state);
+            self.run(SLICE, &mut done);
+        }
+    }
+
+    /// Takes what the device has handed over, waiting up to `wait`.
+    fn take(&self, wait: Duration, out: &mut Vec<Completion>) {
+        let until = super::deadline(wait);
+        let mut state = self.state.lock();
+        while state.served.is_empty() && !state.is_idle() && Instant::now() < until {
+            let _ = self.changed.wait_until(&mut state, until);
+        }
+        out.append(&mut state.served);
+    }
+
+    fn submit(&self, reads: &[Read]) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let pass: Vec<Read> = reads.iter().filter_map(|&read| state.begin(&self.plan, read, now)).collect();
+        drop(state);
+        self.inner.submit(&pass);
+        self.changed.notify_all();
+    }
+
+    fn submit_in_turn(&self, reads: &[Read]) {
+        let Some((first, behind)) = reads.split_first() else { return };
+        self.state.lock().behind.insert(first.token, behind.to_vec());
+        self.submit(std::slice::from_ref(first));
+    }
+
+    /// Begins, holds back and hands out reads, until one is handed out or `wait` is over.
+    fn run(&self, wait: Duration, out: &mut Vec<Completion>) {
+        let until = super::deadline(wait);
+        let before = out.len();
+        self.collect(Duration::ZERO);
+        loop {
+            let mut state = self.state.lock();
+            // The more there are, the more there is to reverse.
+            let gather = self.plan.reorders() && !state.inside.is_empty() && Instant::now() < until;
+            if !gather {
+                let turns = state.deliver(Instant::now(), self.plan.reorders(), out);
+                let pass: Vec<Read> =
+                    turns.into_iter().filter_map(|(read, at)| state.begin(&self.plan, read, at)).collect();
+                self.inner.submit(&pass);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if out.len() > before || left.is_zero() || state.is_idle() {
+                return;
+            }
+            // what is gathered is not handed out when it is due
+            let due = if gather { until } else { state.next_due().map_or(until, |due| due.min(until)) };
+            if state.inside.is_empty() {
+                // Only what is held back is left: sleep until it is due, or more is submitted.
+                let _ = self.changed.wait_until(&mut state, due);
+            } else {
+                drop(state);
+                self.collect(due.saturating_duration_since(Instant::now()).min(SLICE));
+            }
+        }
     }
 
     /// Takes what the wrapped engine has completed, waiting up to `wait`.
@@ -213,6 +322,11 @@ impl FaultEngine {
 }
 
 impl State {
+    /// Whether nothing is under way.
+    fn is_idle(&self) -> bool {
+        self.inside.is_empty() && self.held.is_empty()
+    }
+
     /// When the first of those held back may be handed out.
     fn next_due(&self) -> Option<Instant> {
         self.held.iter().map(|&(due, _)| due).min()
@@ -260,52 +374,22 @@ impl Engine for FaultEngine {
     }
 
     fn submit(&self, reads: &[Read]) {
-        let mut state = self.state.lock();
-        let now = Instant::now();
-        let pass: Vec<Read> = reads.iter().filter_map(|&read| state.begin(&self.plan, read, now)).collect();
-        drop(state);
-        self.inner.submit(&pass);
-        self.changed.notify_all();
+        self.faulty.submit(reads);
     }
 
     fn submit_in_turn(&self, reads: &[Read]) {
-        let Some((first, behind)) = reads.split_first() else { return };
-        self.state.lock().behind.insert(first.token, behind.to_vec());
-        self.submit(std::slice::from_ref(first));
+        self.faulty.submit_in_turn(reads);
     }
 
     fn reap(&self, wait: Duration, out: &mut Vec<Completion>) {
-        let until = super::deadline(wait);
-        let before = out.len();
-        self.collect(Duration::ZERO);
-        loop {
-            let mut state = self.state.lock();
-            // The more there are, the more there is to reverse.
-            let gather = self.plan.reorders() && !state.inside.is_empty() && Instant::now() < until;
-            if !gather {
-                let turns = state.deliver(Instant::now(), self.plan.reorders(), out);
-                let pass: Vec<Read> =
-                    turns.into_iter().filter_map(|(read, at)| state.begin(&self.plan, read, at)).collect();
-                self.inner.submit(&pass);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if out.len() > before || left.is_zero() || state.inside.is_empty() && state.held.is_empty() {
-                return;
-            }
-            // what is gathered is not handed out when it is due
-            let due = if gather { until } else { state.next_due().map_or(until, |due| due.min(until)) };
-            if state.inside.is_empty() {
-                // Only what is held back is left: sleep until it is due, or more is submitted.
-                let _ = self.changed.wait_until(&mut state, due);
-            } else {
-                drop(state);
-                self.collect(due.saturating_duration_since(Instant::now()).min(SLICE));
-            }
+        match self.device {
+            Some(_) => self.faulty.take(wait, out),
+            None => self.faulty.run(wait, out),
         }
     }
 
     fn depth(&self) -> usize {
-        self.inner.depth()
+        self.faulty.inner.depth()
     }
 }
 
@@ -338,8 +422,10 @@ mod tests {
         }
     }
 
-    fn engine(plan: &str) -> FaultEngine {
-        FaultEngine::new(Box::<Instantly>::default(), plan.parse().unwrap())
+    /// Without a thread: what it does is called by its parts.
+    fn engine(plan: &str) -> Faulty {
+        let inner = Box::<Instantly>::default();
+        Faulty { inner, plan: plan.parse().unwrap(), state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn read(token: u64, len: usize) -> Read {
@@ -394,7 +480,7 @@ mod tests {
         // this takes the device an hour
         engine.submit(&[read(1, 3600 * MIB), read(2, MIB), read(3, MIB)]);
         let mut done = Vec::new();
-        engine.reap(Duration::ZERO, &mut done);
+        engine.run(Duration::ZERO, &mut done);
         // the second has failed without the device
         assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [2]);
         assert!(done[0].result.is_err());

@@ -186,7 +186,7 @@ pub fn open(
     check_depth(depth)?;
     let Opened { mut engine, notice } = open_kind(kind, files, arena, depth)?;
     if let Some(plan) = fault {
-        engine = Box::new(FaultEngine::new(engine, plan));
+        engine = Box::new(FaultEngine::new(engine, plan)?);
     }
     Ok(Opened { engine, notice })
 }

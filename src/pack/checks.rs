@@ -71,6 +71,11 @@ impl Checks {
         }
         Ok(read)
     }
+
+    /// Whether the file's header is what was written.
+    pub(super) fn fits(&self, file: &Named, header: &Header) -> Result<bool> {
+        Ok(self.header_bytes == header.end && crc32fast::hash(&file.bytes(0, header.end as usize)?) == self.header)
+    }
 }
 
 /// The tensors of a file that have a checksum here.

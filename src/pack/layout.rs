@@ -1,11 +1,10 @@
 //! What is where in the packed files.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::checks::{self, Checks};
-use super::copy::Named;
+use super::copy::{self, Named};
 use super::header::{self, Info};
 use super::key;
 use super::mix::Mix;
@@ -55,7 +54,17 @@ impl Source {
         for (file, header) in files.iter().zip(&headers) {
             hasher.update(&file.bytes(0, header.end as usize)?);
         }
-        Ok(Self { crc32: hasher.finalize(), stamp: stamp(&headers)?, headers, index, files })
+        let source = Self { crc32: hasher.finalize(), stamp: stamp(&headers)?, headers, index, files };
+        for layer in source.layers() {
+            let [first, others @ ..] = &layer[..] else { continue };
+            let of = |i: &usize| &source.index.tensors[*i];
+            let (first, n_expert) = (of(first), of(first).n_expert());
+            if let Some(other) = others.iter().map(of).find(|t| t.n_expert() != n_expert) {
+                let why = format!("{} has {n_expert} experts, and {} has {}", first.name, other.name, other.n_expert());
+                return refuse(&format!("{why}: such a model cannot be packed"));
+            }
+        }
+        Ok(source)
     }
 
     /// Bytes of all its files.
@@ -91,16 +100,8 @@ impl Source {
     }
 }
 
-/// A checksum of sizes and times of change.
 fn stamp(headers: &[Header]) -> Result<u32> {
-    let mut hasher = crc32fast::Hasher::new();
-    for header in headers {
-        let path = &header.file.path;
-        let failed = |source| Error::File { path: path.clone(), what: "inspect", source };
-        let meta = fs::metadata(path).map_err(failed)?;
-        hasher.update(format!("{} {:?}\n", meta.len(), meta.modified().map_err(failed)?).as_bytes());
-    }
-    Ok(hasher.finalize())
+    copy::stamp(headers.iter().map(|header| header.file.path.as_path()))
 }
 
 /// A tensor of a packed file.
@@ -229,11 +230,6 @@ fn contents(source: &Source, mix: Option<&Mix>) -> Result<Vec<Content>> {
     for tensors in source.layers() {
         let first = of(tensors[0]);
         let n_expert = first.n_expert();
-        if let Some(other) = tensors.iter().map(|&i| of(i)).find(|t| t.n_expert() != n_expert) {
-            let why = format!("{} has {n_expert} experts, and {} has {}", first.name, other.name, other.n_expert());
-            let path = source.headers[0].file.path.display();
-            return Err(Error::Invalid(format!("{path}: {why}: such a model cannot be packed")));
-        }
         let part = |&i: &usize| {
             let t = of(i);
             let (position, n_dims) = positions.get(t.name.as_str()).copied().unwrap_or_default();

@@ -24,34 +24,56 @@ pub(super) fn temporary_path(target: &Path) -> PathBuf {
 }
 
 impl Output {
+    /// Opens the file that will be `target`, with what is there of it, if there is no file of that name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is one, or another run is at it.
+    pub(super) fn claim(target: &Path) -> Result<Self> {
+        refuse_existing(target)?;
+        Self::open(target)?.new_name()
+    }
+
     /// Opens the file that will be `target`, with what is there of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when there is a file of that name, or another run is at it.
-    pub(super) fn claim(target: &Path) -> Result<Self> {
-        let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", target.display())));
-        if fs::symlink_metadata(target).is_ok() {
-            return refuse("this file exists; remove it, or give another name");
-        }
+    /// [`Error::Invalid`] when another run is at it.
+    pub(super) fn open(target: &Path) -> Result<Self> {
         let path = temporary_path(target);
         let failed = |source| Error::File { path: path.clone(), what: "open for writing", source };
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
         match fs4::FileExt::try_lock(&file) {
-            Err(fs4::TryLockError::WouldBlock) => return refuse("another run is writing this file"),
+            Err(fs4::TryLockError::WouldBlock) => {
+                return Err(Error::Invalid(format!("{}: another run is writing this file", target.display())));
+            }
             // a file system without locks
             Err(fs4::TryLockError::Error(_)) | Ok(()) => {}
         }
-        // the other run may have finished between the two looks
-        if fs::symlink_metadata(target).is_ok() {
-            return refuse("another run has just written this file");
-        }
         Ok(Self { temporary: Named { file, path }, target: target.to_owned() })
+    }
+
+    /// Itself, if there is no file of the name that it will have: not even of a run that has just ended.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is one.
+    pub(super) fn new_name(self) -> Result<Self> {
+        refuse_existing(&self.target)?;
+        Ok(self)
     }
 
     /// Removes it: there is nothing in it that a later run could use.
     pub(super) fn discard(self) {
         // at worst it is in the way of nothing
         let _ = fs::remove_file(&self.temporary.path);
+    }
+}
+
+fn refuse_existing(target: &Path) -> Result<()> {
+    match fs::symlink_metadata(target) {
+        Ok(_) => {
+            let why = "this file exists; remove it, or give another name";
+            Err(Error::Invalid(format!("{}: {why}", target.display())))
+        }
+        Err(_) => Ok(()),
     }
 }
 

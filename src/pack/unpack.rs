@@ -148,6 +148,10 @@ fn in_order<'a>(headers: &'a [Header], files: &[Named], model: &'a Index) -> Res
     let mut dense = Vec::new();
     for (no, (header, file)) in headers.iter().zip(files).enumerate() {
         let checks = Checks::read(file, header, no)?;
+        if !checks.fits(file, header)? {
+            let why = "its metadata are damaged, or were edited since it was packed; pack the model again, or copy the file again";
+            return Err(Error::Format { path: file.path.clone(), offset: 0, why: why.into() });
+        }
         dense.extend(checks::dense(header).zip(checks.dense).map(|(tensor, crc32)| Item::Dense(no, tensor, crc32)));
     }
     let position = |t: &ExpertTensor| packed_part(headers, t).map_or(u32::MAX, |part| part.position);

@@ -12,7 +12,7 @@ use super::layout::{Content, Layer, Layout, OutFile, Source};
 use super::mix::{Matrices, Mix};
 use super::output::{self, Output};
 use super::parallel;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::{Row, Table};
 
 /// What was done.
@@ -32,8 +32,7 @@ pub struct Packed {
 /// [`Error::File`](crate::Error::File) when reading or writing fails; [`Error::Changed`](crate::Error::Changed) when
 /// the source did meanwhile.
 pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut Progress) -> Result<Packed> {
-    undo_publish(layout)?;
-    let outputs = layout.files.iter().map(|file| Output::claim(&file.path)).collect::<Result<Vec<_>>>()?;
+    let outputs = claim(layout)?;
     let mut done = Vec::new();
     for (file, output) in layout.files.iter().zip(&outputs) {
         done.push(begin(file, source, &output.temporary)?);
@@ -55,6 +54,7 @@ pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut 
         out.file.sync_data().map_err(out.error("write"))?;
     }
     source.unchanged()?;
+    mix.map_or(Ok(()), |mix| mix.unchanged(source))?;
     // last, as nothing that was ended after this can go on
     for ((file, output), checks) in layout.files.iter().zip(&outputs).zip(checks) {
         let out = &output.temporary;
@@ -72,21 +72,27 @@ fn done_bytes(content: &Content, done: bool) -> u64 {
     }
 }
 
-/// Takes back the names that a run has given which was ended while it gave them.
-fn undo_publish(layout: &Layout) -> Result<()> {
+/// Opens what is to be written, and takes back the names that a run has given which was ended while it gave them.
+fn claim(layout: &Layout) -> Result<Vec<Output>> {
     let temporary = |file: &OutFile| output::temporary_path(&file.path);
-    if !layout.files.iter().any(|file| temporary(file).exists()) {
-        return Ok(());
-    }
-    for file in &layout.files {
-        if file.path.exists() && !temporary(file).exists() {
-            let there = Named::open(&file.path)?;
-            if starts_with(&there, file)? {
-                fs::rename(&file.path, temporary(file)).map_err(there.error("rename"))?;
+    // a run that goes on has these locked, also while it gives names
+    let unfinished = |file: &OutFile| temporary(file).exists().then(|| Output::open(&file.path)).transpose();
+    let outputs = layout.files.iter().map(unfinished).collect::<Result<Vec<_>>>()?;
+    if outputs.iter().any(Option::is_some) {
+        for (file, _) in layout.files.iter().zip(&outputs).filter(|(_, output)| output.is_none()) {
+            if file.path.exists() {
+                let there = Named::open(&file.path)?;
+                if starts_with(&there, file)? {
+                    fs::rename(&file.path, temporary(file)).map_err(there.error("rename"))?;
+                }
             }
         }
     }
-    Ok(())
+    let claim = |(file, output): (&OutFile, Option<Output>)| match output {
+        Some(output) => output.new_name(),
+        None => Output::claim(&file.path),
+    };
+    layout.files.iter().zip(outputs).map(claim).collect()
 }
 
 /// Whether what is there has the header of `file`.
@@ -102,6 +108,13 @@ fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
     let fits = len >= file.checks_at + mark.len() as u64;
     if fits && starts_with(out, file)? && out.bytes(file.checks_at, mark.len())? == mark {
         return file.contents.iter().map(|(content, at)| is_done(content, *at, out)).collect();
+    }
+    if !starts_with(out, file)? && len >= 4 && out.bytes(0, 4)? == b"GGUF" {
+        return Err(Error::Invalid(format!(
+            "{}: this is the unfinished work of a run with other options or of another program; give the same command to go \
+             on with it, or remove it",
+            out.path.display()
+        )));
     }
     out.file.set_len(0).map_err(out.error("write"))?;
     out.write(0, &file.header)?;
@@ -135,6 +148,9 @@ fn write(
             }
             Content::Experts(layer) => {
                 let mut table = layer.table.clone();
+                // what stands there may be of other types that take as many bytes: it must not outlive the experts
+                out.write(*at, &vec![0; Table::bytes(table.parts.len(), table.n_expert)])?;
+                out.file.sync_data().map_err(out.error("write"))?;
                 match mix {
                     Some(mix) => make_experts(&mix.matrices(source, &layer.tensors)?, &mut table, (out, *at), copier)?,
                     None => copy_experts(layer, &mut table, source, (out, *at), copier)?,

@@ -254,6 +254,26 @@ mod tests {
     }
 
     #[test]
+    fn slots_of_several_sizes_waste_less_than_a_twentieth() {
+        // a matrix of 512 x 2048 in types from 2.0 to 8.5 bits, three at a time
+        let bits = [2.0625, 2.3125, 2.5625, 2.625, 3.0625, 3.4375, 4.25, 4.5, 5.5, 6.5625, 8.5];
+        let bytes: Vec<u64> = bits.iter().map(|bits| (bits * 512.0 * 2048.0 / 8.0) as u64).collect();
+        for sizes in bytes.windows(3) {
+            let index = index(10, 64, 8, &[sizes[0], sizes[1], sizes[2]]);
+            let (floor, all) = Plan::bounds(&index, 4096);
+            let budget = floor + (all - floor) / 4;
+            let plan = Plan::new(&index, 4096, budget).unwrap();
+            let used = |t: usize| {
+                let class = &plan.classes[usize::from(plan.class_of[plan.first_block[t] as usize])];
+                (index.tensors[t].expert_bytes as f64, class.slot_bytes as f64)
+            };
+            let (used, slots) = (0..index.tensors.len()).map(used).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+            let filled = used / slots * plan.bytes() as f64 / budget as f64;
+            assert!(filled > 0.95, "{sizes:?}: {filled}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_counted_is_refused() {
         let with = |offset, expert_bytes, n_expert| {
             let mut index = index(1, 2, 1, &[512, 512, 512]);

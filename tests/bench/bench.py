@@ -134,7 +134,7 @@ def main():
     if args.pairs:
         pairs(args)
         return
-    if args.lookahead:
+    if args.lookahead or args.beside:
         lookahead.bench(ap, args)
         return
     if args.against:

@@ -30,6 +30,7 @@ const ROWS: std::ops::RangeInclusive<u64> = 8..=64;
 
 /// What the types do to one matrix.
 struct Errors {
+    /// 0 where there is no choice, and nothing was measured.
     energy: f64,
     /// In the order of the types.
     errors: Vec<f64>,
@@ -43,10 +44,11 @@ pub(super) fn of_expert(
     expert: u32,
     share: Option<f64>,
 ) -> Result<Vec<Vec<Candidate<GgmlType>>>> {
+    let unknown = layer.first().map_or(1.0, Matrices::mean_share);
     let mut measured = Vec::new();
     for (matrices, types) in layer.iter().zip(types) {
         let input = matrices.input(expert)?;
-        let share = share.or_else(|| input.as_ref().map(|input| input.share)).unwrap_or(1.0);
+        let share = share.or_else(|| input.as_ref().map(|input| input.share)).unwrap_or(unknown);
         measured.push((share, errors(matrices, types, expert, input.as_ref())?));
     }
     let down = layer.iter().position(|matrices| matrices.tensor.part == Part::Down);
@@ -71,12 +73,15 @@ fn gain(part: Part, energy: f64, down: Option<f64>) -> f64 {
         Part::GateUp => 2.0,
     };
     match down {
-        Some(down) if energy > 0.0 => parts * down / energy,
+        Some(down) if energy > 0.0 && down > 0.0 => parts * down / energy,
         _ => parts,
     }
 }
 
 fn errors(matrices: &Matrices, types: &[GgmlType], expert: u32, input: Option<&Input>) -> Result<Errors> {
+    if *types == [matrices.tensor.ty] {
+        return Ok(Errors { energy: 0.0, errors: vec![0.0] });
+    }
     let [columns, rows, ..] = matrices.tensor.ne;
     let sample = (VALUES / columns.max(1)).clamp(*ROWS.start(), *ROWS.end()).min(rows);
     // from the middle of as many equal stretches
@@ -87,6 +92,8 @@ fn errors(matrices: &Matrices, types: &[GgmlType], expert: u32, input: Option<&I
     for &ty in types {
         let error = if ty == matrices.tensor.ty {
             0.0
+        } else if matrices.lacks_importance(ty, input)? {
+            f64::INFINITY
         } else {
             let made = matrices.dequantized(ty, &matrices.quantized(ty, &values, input)?)?;
             all * squares(&values, &made, columns as usize, input)

@@ -21,7 +21,7 @@ use super::shape::Covariance;
 use crate::error::{Error, Result};
 use crate::index::{ExpertTensor, Index};
 use crate::inputs::{Header, Record, VERSION, recorded_with};
-use crate::pack::copy::Named;
+use crate::pack::copy::{self, Named};
 
 /// Columns of the largest square.
 const STRETCH: usize = 2048;
@@ -39,6 +39,7 @@ pub struct Recording {
     header: Header,
     /// By tensor of the header: records, and where their picks begin.
     records: Vec<Vec<(Record, u64)>>,
+    stamp: u32,
     /// CRC-32 of the file.
     pub crc32: u32,
 }
@@ -64,6 +65,7 @@ impl Recording {
         let refuse = |why: &str| Error::Invalid(format!("{}: {why}", path.display()));
         let damaged =
             || refuse("this recording of inputs is damaged, or was not finished; make it again with --les-inputs");
+        let stamp = copy::stamp([path])?;
         let file = Named::open(path)?;
         let mut reader = BufReader::with_capacity(1 << 20, &file.file);
         let mut line = Vec::new();
@@ -108,7 +110,7 @@ impl Recording {
                 left -= now as u64;
             }
         }
-        Ok(Self { header, records, crc32: hasher.finalize(), file })
+        Ok(Self { header, records, stamp, crc32: hasher.finalize(), file })
     }
 
     /// The file's name.
@@ -116,11 +118,22 @@ impl Recording {
         self.file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// What it says of the tensor of an index's number.
+    /// Fails when the file was changed since it was opened.
+    pub(super) fn unchanged(&self) -> Result<()> {
+        copy::unchanged(&self.file.path, self.stamp)
+    }
+
+    /// Whether it says anything of one of the tensors.
+    pub fn knows(&self, tensors: &[ExpertTensor]) -> bool {
+        let mut recorded = self.header.tensors.iter().zip(&self.records).filter(|(_, records)| !records.is_empty());
+        recorded.any(|(of, _)| tensors.iter().any(|t| t.name == of.name))
+    }
+
+    /// What it says of the tensor of an index's number. `None`: nothing, as layers that predict further tokens are not computed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when that is nothing, or makes no sense; [`Error::File`] when it cannot be read.
-    pub fn of<'a>(&'a self, index: &'a Index, tensor: usize) -> Result<Recorded<'a>> {
+    /// [`Error::Invalid`] when it makes no sense; [`Error::File`] when it cannot be read.
+    pub fn of<'a>(&'a self, index: &'a Index, tensor: usize) -> Result<Option<Recorded<'a>>> {
         let tensor = &index.tensors[recorded_with(index, tensor)];
         let columns = tensor.ne[0] as usize;
         let found = self.header.tensors.iter().position(|t| t.name == tensor.name);
@@ -148,7 +161,7 @@ impl Recording {
             }
         }
         if all.is_empty() {
-            return Err(self.refuse(tensor, "it reached no token there; let the model read a text"));
+            return Ok(None);
         }
         // odd, so that it is not always the first of a token's picks
         let every = all.len().div_ceil(LAYER_ROWS * columns) | 1;
@@ -156,7 +169,7 @@ impl Recording {
         let mut layer = Covariance::zeros(columns, STRETCH);
         self.add(tensor, &sampled, &mut layer)?;
         layer.scale(1.0 / sampled.len() as f32);
-        Ok(Recorded { of: self, tensor, tokens, rows, layer })
+        Ok(Some(Recorded { of: self, tensor, tokens, rows, layer }))
     }
 
     /// Adds the squares of rows.

@@ -6,9 +6,12 @@ use super::shape::Shape;
 use super::uses::Uses;
 use crate::error::{Error, Result};
 use crate::ffi::ggml::{Ggml, Rows};
-use crate::index::{ExpertTensor, GgmlType};
+use crate::index::{ExpertTensor, GgmlType, Index};
 use crate::pack::Source;
 use crate::pack::copy::Named;
+
+/// Values that are quantized at once: a matrix may be larger than the memory that there is for it.
+const AT_ONCE: u64 = 8 << 20;
 
 /// What matrices are requantized with.
 #[derive(Debug)]
@@ -36,13 +39,38 @@ pub(crate) struct Matrices<'a> {
 }
 
 impl Quantizer {
+    /// Fails when what was calibrated is none of the model's, or was written anew since it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Changed`]; [`Error::File`] when a file cannot be inspected.
+    pub(crate) fn check(&self, index: &Index) -> Result<()> {
+        let refuse = |name: &str, with: &str| {
+            let why = "it says nothing of the experts of this model; make one with this model";
+            Err(Error::Invalid(format!("{name}: {why} and {with}")))
+        };
+        if let Some(imatrix) = &self.imatrix {
+            if !imatrix.knows(&index.tensors) {
+                return refuse(&imatrix.name(), "llama-imatrix");
+            }
+            imatrix.unchanged()?;
+        }
+        if let Some(recording) = &self.recording {
+            if !recording.knows(&index.tensors) {
+                return refuse(&recording.name(), "--les-inputs");
+            }
+            recording.unchanged()?;
+        }
+        Ok(())
+    }
+
     /// The matrices of some tensors of a source.
     pub(crate) fn matrices<'a>(&'a self, source: &'a Source, tensors: &[usize]) -> Result<Vec<Matrices<'a>>> {
         let of = |&i: &usize| {
             let tensor = &source.index.tensors[i];
             let n_used = source.index.n_expert_used;
-            let inputs = self.imatrix.as_ref().map(|imatrix| imatrix.of(tensor, n_used)).transpose()?;
-            let recorded = self.recording.as_ref().map(|recording| recording.of(&source.index, i)).transpose()?;
+            let inputs = self.imatrix.as_ref().map(|imatrix| imatrix.of(tensor, n_used)).transpose()?.flatten();
+            let recorded =
+                self.recording.as_ref().map(|recording| recording.of(&source.index, i)).transpose()?.flatten();
             Ok(Matrices { quantizer: self, source, tensor, inputs, recorded })
         };
         tensors.iter().map(of).collect()
@@ -52,7 +80,7 @@ impl Quantizer {
 impl Matrices<'_> {
     /// About how much memory it takes to make the bytes of one, in bytes.
     pub(crate) fn memory(&self) -> u64 {
-        let values = 4 * self.tensor.ne[0] * self.tensor.ne[1];
+        let values = 4 * self.tensor.ne[0] * self.rows_at_once();
         // the covariance, what is made of it, and what that is made of; values of each turn
         let shape = self.recorded.as_ref().map_or(0, |recorded| 4 * recorded.memory() + 5 * values);
         values + 2 * self.tensor.expert_bytes + shape
@@ -61,6 +89,11 @@ impl Matrices<'_> {
     /// About how much memory it takes beside its samples to measure what types do to one.
     pub(super) fn sample_memory(&self) -> u64 {
         1 + self.recorded.as_ref().map_or(0, |recorded| 4 * recorded.memory())
+    }
+
+    /// The part of all tokens that pick an expert, on average.
+    pub(super) fn mean_share(&self) -> f64 {
+        f64::from(self.source.index.n_expert_used.max(1)) / f64::from(self.tensor.n_expert().max(1))
     }
 
     /// Bytes of one in the source.
@@ -74,7 +107,7 @@ impl Matrices<'_> {
         let Some(recorded) = &self.recorded else { return Ok(known) };
         let covariance = recorded.covariance(expert)?;
         let mut input = known.unwrap_or_else(|| recorded.input(expert, &covariance));
-        input.shape = importance(&input).and_then(|importance| Shape::new(covariance, &importance));
+        input.shape = Shape::new(covariance, &importance(&input));
         Ok(Some(input))
     }
 
@@ -83,13 +116,29 @@ impl Matrices<'_> {
         if ty == self.tensor.ty {
             return self.read(expert, [(0, self.tensor.ne[1])]);
         }
-        let values = self.values(expert, [(0, self.tensor.ne[1])])?;
-        self.quantized(ty, &values, self.input(expert)?.as_ref())
+        let input = self.input(expert)?;
+        let (rows, step) = (self.tensor.ne[1], self.rows_at_once());
+        let mut bytes = Vec::new();
+        // each row is quantized by itself
+        for first in (0..rows).step_by(step as usize) {
+            let values = self.values(expert, [(first, step.min(rows - first))])?;
+            bytes.extend(self.quantized(ty, &values, input.as_ref())?);
+        }
+        Ok(bytes)
+    }
+
+    fn rows_at_once(&self) -> u64 {
+        (AT_ONCE / self.tensor.ne[0].max(1)).clamp(1, self.tensor.ne[1].max(1))
+    }
+
+    /// Whether a type cannot be made, as nothing is known of the expert's input.
+    pub(super) fn lacks_importance(&self, ty: GgmlType, input: Option<&Input>) -> Result<bool> {
+        Ok(input.is_none() && self.quantizer.ggml.needs_importance(ty)?)
     }
 
     /// Whole rows in a type.
     pub(super) fn quantized(&self, ty: GgmlType, values: &[f32], input: Option<&Input>) -> Result<Vec<u8>> {
-        let importance = input.and_then(importance);
+        let importance = input.map(importance);
         let quantize = |values: &[f32]| {
             let rows = Rows { values, columns: self.tensor.ne[0] as usize };
             self.quantizer.ggml.quantize(ty, rows, importance.as_deref())
@@ -138,13 +187,13 @@ impl Matrices<'_> {
     }
 }
 
-/// What quantizers weigh columns by, 1 on average. `None` where nothing is known, because all inputs were zero.
+/// What quantizers weigh columns by, 1 on average: all alike where all inputs were zero.
 ///
 /// None is zero: a block of nothing else would have no scale that is better than another.
-fn importance(input: &Input) -> Option<Vec<f32>> {
+fn importance(input: &Input) -> Vec<f32> {
     const LEAST: f64 = 1e-6;
     let sum: f64 = input.mean_square.iter().map(|v| f64::from(*v)).sum();
     let mean = sum / input.mean_square.len() as f64;
     let relative = |v: &f32| (f64::from(*v) / mean).max(LEAST) as f32;
-    (mean > 0.0).then(|| input.mean_square.iter().map(relative).collect())
+    if mean > 0.0 { input.mean_square.iter().map(relative).collect() } else { vec![1.0; input.mean_square.len()] }
 }

@@ -93,6 +93,7 @@ impl<'a> Mix<'a> {
     ) -> Result<Self> {
         let weights = source.index.tensors.iter().map(|t| t.ne[0] * t.ne[1] * t.ne[2]).sum();
         let experts = Experts { bytes: source.index.expert_bytes(), weights };
+        quantizer.check(&source.index)?;
         let types = families::of(source, quantizer)?;
         let mix = |chosen| Self { quantizer, chosen, weights };
         let of_size = |pick: &dyn Fn(usize) -> Option<GgmlType>| {
@@ -115,6 +116,13 @@ impl<'a> Mix<'a> {
             return Err(Error::Invalid(format!(
                 "{target} changes nothing: the experts take no more in the source; leave it out"
             )));
+        }
+        if least.bytes() == experts.bytes {
+            return Err(Error::Invalid(
+                "no matrix can become smaller with the types that there are to choose from: some need an --imatrix or \
+                 --inputs, and some do not fit the columns or the own type of any; give others by --types, or leave it out"
+                    .into(),
+            ));
         }
         let least_bytes = measure(&least)?;
         if least_bytes > limit {
@@ -178,6 +186,11 @@ impl<'a> Mix<'a> {
     /// The matrices of some tensors, with which their bytes are made.
     pub(super) fn matrices<'b>(&'b self, source: &'b Source, tensors: &[usize]) -> Result<Vec<Matrices<'b>>> {
         self.quantizer.matrices(source, tensors)
+    }
+
+    /// Fails when what it was chosen by was changed since.
+    pub(super) fn unchanged(&self, source: &Source) -> Result<()> {
+        self.quantizer.check(&source.index)
     }
 
     /// What the file says of this.

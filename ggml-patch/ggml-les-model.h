@@ -1,0 +1,34 @@
+#pragma once
+
+// What a model that streams is to the glue: for its own files only.
+
+#include "les.h"
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+// a tensor whose experts stream
+struct ggml_les_tensor {
+    uint32_t              number = 0; // in les.h
+    std::vector<uint32_t> types;      // by expert; empty when all have the tensor's
+};
+
+struct ggml_les_model {
+    les_model *            handle = nullptr;
+    std::string            name;       // file name, for reports
+    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace", "inputs"
+    std::atomic<int>       n_refs { 1 };
+    std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
+    std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it
+    // by reserved address: tensor->extra would keep kernels from taking it
+    std::unordered_map<const void *, ggml_les_tensor> tensors;
+
+    std::string last_error() const;
+};
+
+// every operation that fails says so, once
+void ggml_les_fail(const std::string & why);
