@@ -20,7 +20,7 @@ struct ggml_les_tensor {
 struct ggml_les_model {
     les_model *            handle = nullptr;
     std::string            name;       // file name, for reports
-    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace"
+    std::map<std::string, std::string> files; // by option: "stats", "profile", written when the model is freed, "trace", "inputs"
     std::atomic<int>       n_refs { 1 };
     std::atomic_flag       told = ATOMIC_FLAG_INIT; // how the files are read
     std::atomic<void *>    failed { nullptr };      // the ticket whose failure was told last: every walker meets it

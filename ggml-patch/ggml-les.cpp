@@ -24,7 +24,7 @@
 
 namespace {
 
-const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile" };
+const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile", "inputs" };
 
 // options by the names of their flags without "les-"
 struct les_options {
@@ -67,6 +67,7 @@ struct les_options {
         params.lookahead = text("lookahead");
         params.trace     = text("trace");
         params.profile   = text("profile");
+        params.inputs    = text("inputs");
         return params;
     }
 };
@@ -222,7 +223,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
         if (!state().live.empty()) {
             options.values["cache"].clear();
         }
-        for (const char * file : { "stats", "trace", "profile" }) {
+        for (const char * file : { "stats", "trace", "profile", "inputs" }) {
             options.values[file] = unused_path(options.values[file], file, state().live);
         }
         if (!no_alloc) {
@@ -441,6 +442,7 @@ void ggml_les_model_release(struct ggml_les_model * model) {
     }
     told(les_model_profile_save(model->handle));
     told(les_model_trace_close(model->handle));
+    told(les_model_inputs_close(model->handle));
     les_model_free(model->handle);
     delete model;
 }

@@ -14,7 +14,7 @@ extern "C" {
 // (LLAMA_ARG_LES, LLAMA_ARG_LES_CACHE, ...). While a model streams, the next ones are given what memory is left
 
 // set one option by the name of its flag without "les-": "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace",
-// "profile"
+// "profile", "inputs"
 // returns false and fills err when there is no such option, or the value makes no sense
 GGML_API bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len);
 

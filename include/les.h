@@ -119,6 +119,8 @@ struct les_params {
   // A file that keeps what is learned of the model from one run to the next: read when streaming begins, written by
   // `les_model_profile_save`; NULL: none.
   const char *profile;
+  // A file that records what the experts are applied to, for `les pack --inputs`; NULL: none.
+  const char *inputs;
 };
 
 // The counters of one phase.
@@ -414,6 +416,11 @@ les_status les_model_profile_save(const struct les_model *handle);
 // could not be written: the trace ends before it. `LES_ERR_NOT_FOUND` without a trace, or when it has been ended. Any
 // thread; tickets wait meanwhile.
 les_status les_model_trace_close(const struct les_model *handle);
+
+// Ends the recording of inputs that `les_params` named, and writes what is left of it. An error is that of the first write
+// that failed: the recording ends there. `LES_ERR_NOT_FOUND` without a recording, or when it has been ended. Any thread;
+// tickets wait meanwhile.
+les_status les_model_inputs_close(const struct les_model *handle);
 
 // Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
 // thread.

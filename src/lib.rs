@@ -10,6 +10,7 @@
 //!                  store: one budget, slots, states, pins, replacement policy
 //!                  io:    engines that fill slots (io_uring, a pool of readers)
 //! C callers -----> ffi:   every exported function (include/les.h)
+//! inputs ---------> inputs: a recording of them, for les pack
 //! les pack ------> pack:  the layout that has an expert in one place, and back
 //! ```
 //!
@@ -21,6 +22,7 @@ pub mod cputime;
 pub mod error;
 pub mod ffi;
 pub mod index;
+pub mod inputs;
 pub mod io;
 pub mod lookahead;
 pub mod memory;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::cputime;
 use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
+use crate::inputs::Recorder;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::lookahead::{self, Lookahead};
 use crate::memory;
@@ -79,6 +80,8 @@ pub struct Model {
     choice: Mutex<Choice>,
     streamer: OnceLock<Arc<Streamer>>,
     lookahead: OnceLock<Mutex<Lookahead>>,
+    /// Of inputs, where the options name one.
+    recorder: OnceLock<Mutex<Recorder>>,
     engine_notice: OnceLock<String>,
     last_error: Mutex<String>,
 }
@@ -109,6 +112,7 @@ impl Model {
             choice: Mutex::default(),
             streamer: OnceLock::new(),
             lookahead: OnceLock::new(),
+            recorder: OnceLock::new(),
             engine_notice: OnceLock::new(),
             last_error: Mutex::new(String::new()),
         })
@@ -252,6 +256,7 @@ impl Model {
         let ahead = options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH);
         let (trace, profile) = (options.trace.as_deref(), options.profile.as_deref());
         let lookahead = Lookahead::new(&self.index, ahead, store.evicts(), trace, profile)?;
+        let recorder = options.inputs.as_deref().map(|path| Recorder::create(path, &self.index)).transpose()?;
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
         // what is known from the last time
         for tensor in (0..self.index.tensors.len()).filter(|&tensor| self.index.leads(tensor)) {
@@ -260,6 +265,9 @@ impl Model {
             }
         }
         self.lookahead.get_or_init(|| Mutex::new(lookahead));
+        if let Some(recorder) = recorder {
+            self.recorder.get_or_init(|| Mutex::new(recorder));
+        }
         // its arena has taken over
         *promise = Promise::default();
         Ok(self.streamer.get_or_init(|| Arc::new(streamer)))
@@ -279,16 +287,23 @@ impl Model {
             guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input);
         }
         asking.end(ticket.streamer(), guessing);
+        if let Some(recorder) = self.recorder.get() {
+            recorder.lock().record(request.tensor, request.ids, request.rows, input);
+        }
         Ok(ticket)
     }
 
-    /// Opens a layer, see [`Layer::open`]. `input` as of [`Model::ticket`].
+    /// Opens a layer, see [`Layer::open`]. `input` as of [`Model::ticket`]. `None` also while inputs are recorded: only tickets
+    /// tell of what down is applied to.
     ///
     /// # Errors
     /// As [`Layer::open`] and [`Model::ticket`].
     pub fn layer(&self, request: LayerRequest, input: &[&[f32]]) -> Result<Option<Layer>, Arc<Error>> {
         let asking = Asking::begin();
         let streamer = self.streamer()?;
+        if self.recorder.get().is_some() {
+            return Ok(None);
+        }
         if let Some(&tensor) = request.tensors.first().filter(|&&t| t < self.index.tensors.len()) {
             self.check_input(tensor, input)?;
         }
@@ -359,6 +374,14 @@ impl Model {
     /// [`Error::File`] when not all of it could be written.
     pub fn close_trace(&self) -> Result<bool> {
         self.lookahead.get().map_or(Ok(false), |lookahead| lookahead.lock().close_trace())
+    }
+
+    /// Ends the recording of inputs that the options name; answers whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::File`] when not all of it could be written.
+    pub fn close_inputs(&self) -> Result<bool> {
+        self.recorder.get().map_or(Ok(false), |recorder| recorder.lock().close())
     }
 
     /// Fills `to` with what is at byte `offset` of the expert tensor number `tensor`, from its file and past the cache: for

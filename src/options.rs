@@ -121,6 +121,8 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// Where what is learned is kept from one run to the next.
     pub profile: Option<PathBuf>,
+    /// Where to record what the experts are applied to.
+    pub inputs: Option<PathBuf>,
 }
 
 /// A size for people: `512 KiB`, `1.50 GiB`; with a precision, such as `{:.2}`, so many decimals; with a width, such as

@@ -11,7 +11,7 @@ use les::lookahead::trace::Reader;
 use les::lookahead::{GateMass, Input, LEAST_PROBABILITY, Recall, Reliability, Router, expected_error};
 use les::model::Model;
 use les::options::{CacheSize, Mode, Options};
-use les::sched::{Request, Step};
+use les::sched::{LayerRequest, Request, Step};
 
 const GIB: u64 = 1 << 30;
 
@@ -122,6 +122,29 @@ fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
     ticket(1e30).unwrap();
     assert!(matches!(ticket(f32::NAN), Err(Error::NotANumber { .. })));
     assert!(matches!(ticket(f32::NEG_INFINITY), Err(Error::NotANumber { .. })));
+}
+
+#[test]
+fn inputs_are_recorded_operation_by_operation() {
+    let file = file();
+    let path = file.path.with_extension("inputs");
+    let model = Model::open(&file.path).unwrap();
+    model.decide(&Options { inputs: Some(path.clone()), ..options(Mode::On, CacheSize::Part(1.0)) }).unwrap();
+    let row = [0.5; 64];
+    let layer = LayerRequest { tensors: &[0, 1, 2], ids: &[1], rows: 1, walkers: 1 };
+    assert!(model.layer(layer, &[&row[..]]).unwrap().is_none(), "waves tell nothing of what down is applied to");
+    for (tensor, columns) in [(0, 64), (1, 64), (2, 32)] {
+        model.ticket(Request { tensor, ids: &[1], rows: 1, walkers: 1 }, &[&row[..columns]]).unwrap();
+    }
+    assert!(model.close_inputs().unwrap() && !model.close_inputs().unwrap());
+    let bytes = std::fs::read(&path).unwrap();
+    let header = bytes.iter().position(|b| *b == b'\n').unwrap() + 1;
+    // up's, which are gate's too, and down's: their numbers, a pick, a row
+    let expected = [(0, 64), (1, 32)].map(|(at, columns)| {
+        let numbers = [at, 1, 1, 1, 1].map(u32::to_le_bytes).concat();
+        [numbers, [0, 0x38].repeat(columns)].concat()
+    });
+    assert_eq!(bytes[header..], expected.concat());
 }
 
 /// What a trace with lookahead tells: guesses at each layer but the last, more of them than are read.

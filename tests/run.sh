@@ -132,6 +132,7 @@ step doc doc
 step ascii ascii
 step patch sh tests/patch.sh
 step bench python3 -m unittest discover -v -s tests/bench
+step quality python3 -m unittest discover -v -s tests/quality
 step build build
 step quickstart quickstart
 step others others

@@ -31,6 +31,8 @@ pub struct LesParams {
     /// A file that keeps what is learned of the model from one run to the next: read when streaming begins, written by
     /// `les_model_profile_save`; NULL: none.
     pub profile: *const c_char,
+    /// A file that records what the experts are applied to, for `les pack --inputs`; NULL: none.
+    pub inputs: *const c_char,
 }
 
 // SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
@@ -48,6 +50,7 @@ pub(super) const DEFAULT_PARAMS: LesParams = LesParams {
     lookahead: std::ptr::null(),
     trace: std::ptr::null(),
     profile: std::ptr::null(),
+    inputs: std::ptr::null(),
 };
 
 /// Fills `params` with the defaults and its own size. Any thread.
@@ -101,5 +104,6 @@ pub(super) unsafe fn options(params: &LesParams) -> Result<Options, Failure> {
         lookahead: parse_lookahead(&or("auto", params.lookahead)?)?,
         trace: file(params.trace)?,
         profile: file(params.profile)?,
+        inputs: file(params.inputs)?,
     })
 }

@@ -180,6 +180,17 @@ pub extern "C" fn les_model_trace_close(handle: *const LesModel) -> LesStatus {
     })
 }
 
+/// Ends the recording of inputs that `les_params` named, and writes what is left of it. An error is that of the first write
+/// that failed: the recording ends there. `LES_ERR_NOT_FOUND` without a recording, or when it has been ended. Any thread;
+/// tickets wait meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_model_inputs_close(handle: *const LesModel) -> LesStatus {
+    guard(|| {
+        let model = model(handle)?;
+        written(&model, model.close_inputs())
+    })
+}
+
 /// What to answer when there was something to write, or not.
 fn written(model: &Model, result: Result<bool, Error>) -> Result<LesStatus, LesStatus> {
     match result {

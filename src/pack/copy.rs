@@ -1,6 +1,6 @@
 //! Bytes from file to file, with their checksum, in little memory.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -45,6 +45,25 @@ impl Named {
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes).map(|()| bytes)
     }
+}
+
+/// A checksum of the sizes of files and of the times when they were changed.
+pub(super) fn stamp<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<u32> {
+    let mut hasher = crc32fast::Hasher::new();
+    for path in paths {
+        let failed = |source| Error::File { path: path.to_owned(), what: "inspect", source };
+        let meta = fs::metadata(path).map_err(failed)?;
+        hasher.update(format!("{} {:?}\n", meta.len(), meta.modified().map_err(failed)?).as_bytes());
+    }
+    Ok(hasher.finalize())
+}
+
+/// Fails when a file is not the one any more whose [`stamp`] that was.
+pub(super) fn unchanged(path: &Path, before: u32) -> Result<()> {
+    if stamp([path])? == before {
+        return Ok(());
+    }
+    Err(Error::Changed { path: path.to_owned(), what: "while it was used; give the same command again".into() })
 }
 
 /// Copies, and tells how far it is.

@@ -1,11 +1,10 @@
 //! What is where in the packed files.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::checks::{self, Checks};
-use super::copy::Named;
+use super::copy::{self, Named};
 use super::header::{self, Info};
 use super::key;
 use super::mix::Mix;
@@ -101,16 +100,8 @@ impl Source {
     }
 }
 
-/// A checksum of sizes and times of change.
 fn stamp(headers: &[Header]) -> Result<u32> {
-    let mut hasher = crc32fast::Hasher::new();
-    for header in headers {
-        let path = &header.file.path;
-        let failed = |source| Error::File { path: path.clone(), what: "inspect", source };
-        let meta = fs::metadata(path).map_err(failed)?;
-        hasher.update(format!("{} {:?}\n", meta.len(), meta.modified().map_err(failed)?).as_bytes());
-    }
-    Ok(hasher.finalize())
+    copy::stamp(headers.iter().map(|header| header.file.path.as_path()))
 }
 
 /// A tensor of a packed file.

@@ -41,4 +41,6 @@ mod key {
     pub const BITS: &str = "les.pack.bpw";
     pub const IMATRIX_FILE: &str = "les.pack.imatrix";
     pub const IMATRIX_CRC32: &str = "les.pack.imatrix.crc32";
+    pub const INPUTS_FILE: &str = "les.pack.inputs";
+    pub const INPUTS_CRC32: &str = "les.pack.inputs.crc32";
 }

@@ -54,6 +54,7 @@ pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut 
         out.file.sync_data().map_err(out.error("write"))?;
     }
     source.unchanged()?;
+    mix.map_or(Ok(()), |mix| mix.unchanged(source))?;
     // last, as nothing that was ended after this can go on
     for ((file, output), checks) in layout.files.iter().zip(&outputs).zip(checks) {
         let out = &output.temporary;

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use les::ffi::ggml::Ggml;
 use les::index::GgmlType;
 use les::options::{Size, parse_bytes};
-use les::pack::mix::{Imatrix, Mix, Quantizer, Target, Uses, is_float};
+use les::pack::mix::{Imatrix, Mix, Quantizer, Recording, Target, Uses, is_float};
 use les::pack::{self, Layout, OutFile, Source};
 
 /// Write a model anew with all matrices of an expert together, aligned and with checksums
@@ -38,6 +38,9 @@ pub struct PackArgs {
     /// What llama-imatrix wrote for this model: which inputs of experts are large, and which experts are picked often
     #[arg(long, value_name = "FILE", requires = "target")]
     imatrix: Option<PathBuf>,
+    /// What --les-inputs recorded: errors of columns that go together are made to cancel out, which takes some twenty times as long
+    #[arg(long, value_name = "FILE", requires = "target")]
+    inputs: Option<PathBuf>,
     /// A trace of --les-trace: how often experts are picked, instead of what the importance matrix says
     #[arg(long, value_name = "FILE", requires = "target")]
     trace: Option<PathBuf>,
@@ -118,8 +121,9 @@ fn quantizer(args: &PackArgs, source: &Source) -> anyhow::Result<Quantizer> {
     let library = args.ggml.clone().or_else(|| std::env::var_os("LES_GGML").map(PathBuf::from));
     let ggml = Ggml::open(library.as_deref())?;
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
+    let recording = args.inputs.as_deref().map(Recording::open).transpose()?;
     let uses = args.trace.as_deref().map(|path| Uses::read(path, &source.index)).transpose()?;
-    if imatrix.is_none() {
+    if imatrix.is_none() && recording.is_none() {
         eprintln!(
             "les: without --imatrix all inputs of an expert are taken to be alike, which makes a worse choice of types"
         );
@@ -129,7 +133,7 @@ fn quantizer(args: &PackArgs, source: &Source) -> anyhow::Result<Quantizer> {
             "les: the experts are quantized already, and lose more when that is done again than from f16 or bf16"
         );
     }
-    Ok(Quantizer { ggml, imatrix, uses, types: args.types.clone() })
+    Ok(Quantizer { ggml, imatrix, recording, uses, types: args.types.clone() })
 }
 
 /// Chooses the types, and shows them.

@@ -16,7 +16,8 @@ const OFFSET_BLOCKS: &[u32] = &[3, 7];
 /// Of each tensor of a source. Its own type is one of them where it is quantized, or nothing else is possible.
 pub(super) fn of(source: &Source, quantizer: &Quantizer) -> Result<Vec<Vec<GgmlType>>> {
     let wanted = |ty| quantizer.types.as_ref().is_none_or(|types| types.contains(&ty));
-    let usable = |ty| Ok(wanted(ty) && (quantizer.imatrix.is_some() || !quantizer.ggml.needs_importance(ty)?));
+    let known = quantizer.imatrix.is_some() || quantizer.recording.is_some();
+    let usable = |ty| Ok(wanted(ty) && (known || !quantizer.ggml.needs_importance(ty)?));
     let of = |t: &ExpertTensor| {
         let mut types = Vec::new();
         for ty in smaller(t.ty, t.ne[0]) {

@@ -15,7 +15,8 @@
 //! stream, on average, if columns err independently of each other. A down matrix writes there. An up or a gate matrix
 //! does not: what it gets wrong by so many percent, the products of both, and so what down makes of them, are wrong by as many
 //! (of a matrix that holds both, by both). The weight that the router gives to an expert is not known here. Without an
-//! importance matrix all x_j are 1, and without a trace, too, all shares.
+//! importance matrix all x_j are 1, and without a trace, too, all shares. Where inputs were recorded, both sums are those of
+//! `shape.rs`, in which columns do not err independently.
 
 use super::choose::Candidate;
 use super::imatrix::Input;
@@ -29,6 +30,7 @@ const ROWS: std::ops::RangeInclusive<u64> = 8..=64;
 
 /// What the types do to one matrix.
 struct Errors {
+    /// 0 where there is no choice, and nothing was measured.
     energy: f64,
     /// In the order of the types.
     errors: Vec<f64>,
@@ -42,10 +44,11 @@ pub(super) fn of_expert(
     expert: u32,
     share: Option<f64>,
 ) -> Result<Vec<Vec<Candidate<GgmlType>>>> {
+    let unknown = layer.first().map_or(1.0, Matrices::mean_share);
     let mut measured = Vec::new();
     for (matrices, types) in layer.iter().zip(types) {
         let input = matrices.input(expert)?;
-        let share = share.or_else(|| input.as_ref().map(|input| input.share)).unwrap_or(1.0);
+        let share = share.or_else(|| input.as_ref().map(|input| input.share)).unwrap_or(unknown);
         measured.push((share, errors(matrices, types, expert, input.as_ref())?));
     }
     let down = layer.iter().position(|matrices| matrices.tensor.part == Part::Down);
@@ -70,12 +73,15 @@ fn gain(part: Part, energy: f64, down: Option<f64>) -> f64 {
         Part::GateUp => 2.0,
     };
     match down {
-        Some(down) if energy > 0.0 => parts * down / energy,
+        Some(down) if energy > 0.0 && down > 0.0 => parts * down / energy,
         _ => parts,
     }
 }
 
 fn errors(matrices: &Matrices, types: &[GgmlType], expert: u32, input: Option<&Input>) -> Result<Errors> {
+    if *types == [matrices.tensor.ty] {
+        return Ok(Errors { energy: 0.0, errors: vec![0.0] });
+    }
     let [columns, rows, ..] = matrices.tensor.ne;
     let sample = (VALUES / columns.max(1)).clamp(*ROWS.start(), *ROWS.end()).min(rows);
     // from the middle of as many equal stretches
@@ -86,6 +92,8 @@ fn errors(matrices: &Matrices, types: &[GgmlType], expert: u32, input: Option<&I
     for &ty in types {
         let error = if ty == matrices.tensor.ty {
             0.0
+        } else if matrices.lacks_importance(ty, input)? {
+            f64::INFINITY
         } else {
             let made = matrices.dequantized(ty, &matrices.quantized(ty, &values, input)?)?;
             all * squares(&values, &made, columns as usize, input)
@@ -97,6 +105,10 @@ fn errors(matrices: &Matrices, types: &[GgmlType], expert: u32, input: Option<&I
 
 /// The sum of the squares of the differences, each times the mean square of its column.
 fn squares(a: &[f32], b: &[f32], columns: usize, input: Option<&Input>) -> f64 {
+    if let Some(shape) = input.and_then(|input| input.shape.as_ref()) {
+        let difference: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+        return shape.covariance.of(&difference).iter().sum();
+    }
     let square = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).powi(2);
     let row = |(a, b): (&[f32], &[f32])| -> f64 {
         let squares = a.iter().zip(b).map(square);
@@ -116,7 +128,7 @@ mod tests {
     fn an_error_weighs_as_much_as_its_column() {
         let (a, b) = ([1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 6.0, 4.0]);
         assert_eq!(squares(&a, &b, 2, None), 4.0 + 9.0);
-        let input = Input { mean_square: vec![2.0, 0.5], share: 1.0 };
+        let input = Input { mean_square: vec![2.0, 0.5], share: 1.0, shape: None };
         assert_eq!(squares(&a, &b, 2, Some(&input)), 0.5 * 4.0 + 2.0 * 9.0);
     }
 

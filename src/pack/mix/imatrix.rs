@@ -5,9 +5,10 @@
 
 use std::path::Path;
 
+use super::shape::Shape;
 use crate::error::{Error, Result};
 use crate::index::{ExpertTensor, GgmlType, Header, Tensor};
-use crate::pack::copy::Named;
+use crate::pack::copy::{self, Named};
 
 /// What the calibration found of an expert's input.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,12 +17,15 @@ pub struct Input {
     pub mean_square: Vec<f32>,
     /// The part of all tokens that it was picked for.
     pub share: f64,
+    /// How its columns go together, where a recording tells.
+    pub(super) shape: Option<Shape>,
 }
 
 /// An importance matrix. Read when it is asked for: it may be larger than memory is.
 #[derive(Debug)]
 pub struct Imatrix {
     header: Header,
+    stamp: u32,
     /// CRC-32 of the file.
     pub crc32: u32,
 }
@@ -45,6 +49,7 @@ impl Imatrix {
     /// [`Error::File`] when it cannot be read, [`Error::Format`] or [`Error::Invalid`] when it is no importance matrix.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
+        let stamp = copy::stamp([path])?;
         let file = Named::open(path)?;
         let mut hasher = crc32fast::Hasher::new();
         let mut reader = std::io::BufReader::with_capacity(1 << 20, &file.file);
@@ -69,7 +74,7 @@ impl Imatrix {
         if !header.tensors.iter().any(|t| t.name.ends_with(SUMS)) {
             return refuse("this is no importance matrix; give the file that llama-imatrix wrote");
         }
-        Ok(Self { header, crc32: hasher.finalize() })
+        Ok(Self { header, stamp, crc32: hasher.finalize() })
     }
 
     /// The file's name.
@@ -77,11 +82,25 @@ impl Imatrix {
         self.header.file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// What it says of a tensor of which each token uses `n_used` experts.
+    /// Fails when the file was changed since it was opened.
+    pub(super) fn unchanged(&self) -> Result<()> {
+        copy::unchanged(&self.header.file.path, self.stamp)
+    }
+
+    /// Whether it says anything of one of the tensors.
+    pub fn knows(&self, tensors: &[ExpertTensor]) -> bool {
+        tensors.iter().any(|t| self.header.tensors.iter().any(|of| of.name == format!("{}{SUMS}", t.name)))
+    }
+
+    /// What it says of a tensor of which each token uses `n_used` experts. `None`: nothing, as llama-imatrix does not compute the
+    /// layers that predict further tokens.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when that is nothing, or makes no sense; [`Error::File`] when it cannot be read.
-    pub fn of(&self, tensor: &ExpertTensor, n_used: u32) -> Result<Inputs<'_>> {
+    /// [`Error::Invalid`] when it makes no sense; [`Error::File`] when it cannot be read.
+    pub fn of(&self, tensor: &ExpertTensor, n_used: u32) -> Result<Option<Inputs<'_>>> {
+        if !self.knows(std::slice::from_ref(tensor)) {
+            return Ok(None);
+        }
         let [columns, _, n_expert, _] = tensor.ne;
         let sums = self.find(tensor, SUMS, [columns, n_expert])?;
         let counts = self.floats(self.find(tensor, COUNTS, [1, n_expert])?, 0, n_expert as usize)?;
@@ -91,10 +110,10 @@ impl Imatrix {
                 self.refuse(tensor, "the calibration reached none of its experts; give llama-imatrix a longer text")
             );
         }
-        let mean = Input { mean_square: Vec::new(), share: 0.0 };
+        let mean = Input { mean_square: Vec::new(), share: 0.0, shape: None };
         let mut inputs = Inputs { of: self, sums, columns: columns as usize, counts, tokens, mean };
         inputs.mean = inputs.average()?;
-        Ok(inputs)
+        Ok(Some(inputs))
     }
 
     fn find(&self, of: &ExpertTensor, suffix: &str, shape: [u64; 2]) -> Result<&Tensor> {
@@ -135,7 +154,7 @@ impl Inputs<'_> {
             return Ok(self.mean.clone());
         }
         let mean_square = self.sums(expert)?.iter().map(|sum| sum / count).collect();
-        Ok(Input { mean_square, share: f64::from(count) / self.tokens })
+        Ok(Input { mean_square, share: f64::from(count) / self.tokens, shape: None })
     }
 
     fn sums(&self, expert: u32) -> Result<Vec<f32>> {
@@ -154,7 +173,7 @@ impl Inputs<'_> {
             }
         }
         let mean_square = sums.iter().map(|sum| (sum / count) as f32).collect();
-        Ok(Input { mean_square, share: count / reached / self.tokens })
+        Ok(Input { mean_square, share: count / reached / self.tokens, shape: None })
     }
 }
 

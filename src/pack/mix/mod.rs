@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! imatrix: what llama-imatrix measured     uses: how often experts are picked, by a trace
+//! inputs: what experts were applied to     shape: what quantizers are given, so that errors make up for each other
 //! matrices: values of matrices, and their bytes in a type
 //! harm: what a type does to a matrix       choose: the types, given the harm and the bytes of each
 //! families: the types that a matrix may have
@@ -11,7 +12,9 @@ mod choose;
 mod families;
 mod harm;
 mod imatrix;
+mod inputs;
 mod matrices;
+mod shape;
 mod uses;
 
 use std::collections::BTreeMap;
@@ -20,8 +23,10 @@ use std::fmt;
 pub use choose::{Candidate, choose};
 pub use families::is_float;
 pub use imatrix::{Imatrix, Input, Inputs};
+pub use inputs::{Recorded, Recording};
 pub(super) use matrices::Matrices;
 pub use matrices::Quantizer;
+pub use shape::Covariance;
 pub use uses::Uses;
 
 use super::{Progress, Source, header, key, parallel};
@@ -88,6 +93,7 @@ impl<'a> Mix<'a> {
     ) -> Result<Self> {
         let weights = source.index.tensors.iter().map(|t| t.ne[0] * t.ne[1] * t.ne[2]).sum();
         let experts = Experts { bytes: source.index.expert_bytes(), weights };
+        quantizer.check(&source.index)?;
         let types = families::of(source, quantizer)?;
         let mix = |chosen| Self { quantizer, chosen, weights };
         let of_size = |pick: &dyn Fn(usize) -> Option<GgmlType>| {
@@ -110,6 +116,13 @@ impl<'a> Mix<'a> {
             return Err(Error::Invalid(format!(
                 "{target} changes nothing: the experts take no more in the source; leave it out"
             )));
+        }
+        if least.bytes() == experts.bytes {
+            return Err(Error::Invalid(
+                "no matrix can become smaller with the types that there are to choose from: some need an --imatrix or \
+                 --inputs, and some do not fit the columns or the own type of any; give others by --types, or leave it out"
+                    .into(),
+            ));
         }
         let least_bytes = measure(&least)?;
         if least_bytes > limit {
@@ -175,12 +188,21 @@ impl<'a> Mix<'a> {
         self.quantizer.matrices(source, tensors)
     }
 
+    /// Fails when what it was chosen by was changed since.
+    pub(super) fn unchanged(&self, source: &Source) -> Result<()> {
+        self.quantizer.check(&source.index)
+    }
+
     /// What the file says of this.
     pub(super) fn kvs(&self) -> Vec<Vec<u8>> {
         let mut kvs = vec![header::kv_f32(key::BITS, self.bits() as f32)];
         if let Some(imatrix) = &self.quantizer.imatrix {
             kvs.push(header::kv_text(key::IMATRIX_FILE, &imatrix.name()));
             kvs.push(header::kv_u32(key::IMATRIX_CRC32, imatrix.crc32));
+        }
+        if let Some(recording) = &self.quantizer.recording {
+            kvs.push(header::kv_text(key::INPUTS_FILE, &recording.name()));
+            kvs.push(header::kv_u32(key::INPUTS_CRC32, recording.crc32));
         }
         kvs
     }
@@ -205,8 +227,9 @@ fn measure_harm(
             let expert = expert as u32;
             harm::of_expert(&layer, types, expert, quantizer.uses.as_ref().map(|uses| uses.share(no, expert)))
         };
-        // it holds samples only
-        parallel::each(n_expert, 1, work, |expert, parts| {
+        // it holds samples only, but for what inputs are known by
+        let memory = layer.iter().map(Matrices::sample_memory).max().unwrap_or(1);
+        parallel::each(n_expert, memory, work, |expert, parts| {
             parts.into_iter().zip(&mut all[begin..]).for_each(|(part, tensor)| tensor[expert] = part);
             progress(bytes)
         })?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::index::Index;
-use crate::lookahead::trace::{Reader, layers};
+use crate::lookahead::trace::{Reader, TraceLayer, layers};
 
 /// How often each expert is picked.
 ///
@@ -24,9 +24,7 @@ impl Uses {
     pub fn read(path: &Path, index: &Index) -> Result<Self> {
         let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
         let trace = Reader::open(path)?;
-        let key = |layers: &[crate::lookahead::trace::TraceLayer]| {
-            layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect::<Vec<_>>()
-        };
+        let key = |layers: &[TraceLayer]| layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect::<Vec<_>>();
         let layers = layers(index);
         if key(&trace.header.layers) != key(&layers) {
             return refuse("this is a trace of another model; make one of this model with --les-trace");
@@ -38,13 +36,17 @@ impl Uses {
             tokens[record.at as usize] += u64::from(record.rows);
             record.picks.iter().for_each(|&e| picks[record.at as usize][e as usize] += 1);
         }
-        if tokens.contains(&0) {
-            return refuse("it tells of no token in some layer; let the model read a longer text");
+        if tokens.iter().all(|tokens| *tokens == 0) {
+            return refuse("it tells of no token; let the model read a text");
         }
         // one that was never picked may be yet: as if by one token more
-        let share =
-            |(picks, tokens): (&Vec<u64>, &u64)| picks.iter().map(|n| (n + 1) as f64 / (tokens + 1) as f64).collect();
-        Ok(Self { shares: picks.iter().zip(&tokens).map(share).collect() })
+        let share = |((picks, tokens), layer): ((&Vec<u64>, &u64), &TraceLayer)| {
+            let unknown = f64::from(layer.n_used) / f64::from(layer.n_expert.max(1));
+            // layers that predict further tokens are not computed
+            let of = |n: &u64| if *tokens == 0 { unknown } else { (n + 1) as f64 / (tokens + 1) as f64 };
+            picks.iter().map(of).collect()
+        };
+        Ok(Self { shares: picks.iter().zip(&tokens).zip(&layers).map(share).collect() })
     }
 
     /// The part of the tokens that pick an expert of the layer (and group) of that number, from 0.
