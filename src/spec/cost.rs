@@ -4,6 +4,10 @@
 const KEPT: f64 = 0.95;
 /// and when one of another width is: what is old is no better than the line through what is new.
 const KEPT_BY_OTHERS: f64 = 0.99;
+/// A step whose time differs from the expected one by such a part of it: conditions have changed,
+const SURPRISE: f64 = 0.35;
+/// and so much stays of what was measured before.
+const KEPT_BY_SURPRISE: f64 = 0.3;
 /// A step of so many times the width's time was interrupted by something else.
 const INTERRUPTED: f64 = 4.0;
 /// A width that was measured less often than this is taken for what the line through all of them says.
@@ -51,8 +55,12 @@ impl Cost {
 
     /// A step of this width took `ns`.
     pub(super) fn learn(&mut self, width: usize, ns: f64) {
-        let most = self.of(width).map_or(f64::INFINITY, |ns| INTERRUPTED * ns);
-        let ns = ns.min(most);
+        let expected = self.of(width).unwrap_or(ns);
+        let ns = ns.min(INTERRUPTED * expected);
+        if self.seen(width) >= 1.0 && (ns - expected).abs() > SURPRISE * expected {
+            self.line.fade(KEPT_BY_SURPRISE);
+            self.widths[width].fade(KEPT_BY_SURPRISE);
+        }
         self.line.learn(width as f64, ns);
         for (other, sums) in self.widths.iter_mut().enumerate() {
             if other == width { sums.learn(0.0, ns) } else { sums.fade(KEPT_BY_OTHERS) }

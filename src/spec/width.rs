@@ -29,7 +29,7 @@ const RISE: f64 = 0.35;
 /// Likewise when one token more is drafted.
 const RISE_OF_DRAFTS: f64 = 0.5;
 /// Tries may lose so many tokens of each token that was generated,
-const TRIES: f64 = 0.01;
+const TRIES: f64 = 0.007;
 /// so many tokens at the beginning,
 const TRIES_AT_FIRST: f64 = 1.0;
 /// and so many at once, however long none was lost.
