@@ -17,7 +17,6 @@ use crate::error::{Error, Result};
 
 /// A token, and how likely it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
 pub struct Candidate {
     /// The token's id.
     pub token: i32,
