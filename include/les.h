@@ -21,6 +21,9 @@ struct les_layer;
 // A model whose experts can stream. Never dereferenced: a closed handle is noticed, not followed.
 struct les_model;
 
+// The speculation of one sequence of tokens. Never dereferenced.
+struct les_spec;
+
 // The experts of one operation, to be walked by every thread that computes it. Never dereferenced.
 struct les_ticket;
 
@@ -165,6 +168,64 @@ struct les_stats {
   uint64_t guessed_late;
   // Of these, not needed by the pass that they were read for.
   uint64_t guessed_wasted;
+};
+
+// How to speculate.
+struct les_spec_params {
+  // `sizeof(struct les_spec_params)`.
+  size_t struct_size;
+  // `off`, `adaptive` or the number of tokens to verify at most; NULL or empty: `adaptive`.
+  const char *width;
+  // The most tokens that the drafter drafts at once, up to 256.
+  uint32_t n_max;
+  // What the draws begin with: the same calls after the same seed give the same tokens.
+  uint64_t seed;
+};
+
+// A token, and how likely it is.
+struct les_candidate {
+  // The token's id.
+  int32_t token;
+  // Its probability, up to a factor that is the same for all candidates.
+  float p;
+};
+
+// What became of a step.
+struct les_spec_step {
+  // `sizeof(struct les_spec_step)`.
+  size_t struct_size;
+  // Tokens that were drafted.
+  uint32_t drafted;
+  // Of these, verified: as many as `les_spec_verify` said, or fewer.
+  uint32_t verified;
+  // Of these, standing.
+  uint32_t stood;
+  // Not used.
+  uint32_t reserved;
+  // Nanoseconds that drafting took.
+  uint64_t draft_ns;
+  // Nanoseconds that all the rest of the step took.
+  uint64_t step_ns;
+};
+
+// The counters of the steps that verified one number of tokens, and of the tokens that were drafted at that place.
+struct les_spec_width {
+  // `sizeof(struct les_spec_width)`.
+  size_t struct_size;
+  // Steps.
+  uint64_t steps;
+  // Tokens that they yielded.
+  uint64_t tokens;
+  // Nanoseconds that they took, without drafting.
+  uint64_t ns;
+  // Of the steps, those that were made to find out whether conditions have changed.
+  uint64_t tries;
+  // Tokens at this place of a draft, from 1, that were verified with all those before them standing.
+  uint64_t verified;
+  // Of these, standing.
+  uint64_t stood;
+  // How many of these were expected to stand.
+  double promised;
 };
 
 // Success.
@@ -425,6 +486,67 @@ les_status les_model_inputs_close(const struct les_model *handle);
 // Bytes of memory that this process may still take, control groups respected; 0 where the system does not tell. Any
 // thread.
 uint64_t les_memory_available(void);
+
+// Begins the speculation of a sequence of tokens. `err` is told what is wrong. Any thread.
+//
+// `params` is NULL or begins with its size, and its `width` is NULL or a string; `out` is NULL or writable; `err` is
+// NULL or writable for `err_len` bytes.
+les_status les_spec_open(const struct les_spec_params *params,
+                         struct les_spec **out,
+                         char *err,
+                         size_t err_len);
+
+// How many tokens to draft for the next step. Any thread.
+//
+// `n` is NULL or writable.
+les_status les_spec_draft(struct les_spec *spec, uint32_t *n);
+
+// How many of the `n` tokens that were drafted to verify, the first ones. `confidences` has for each how likely the
+// drafter thinks that it stands when those before it do: not a number where it does not say, NULL when it never does. Any thread.
+//
+// `confidences` is NULL or readable for `n` floats; `width` is NULL or writable.
+les_status les_spec_verify(struct les_spec *spec,
+                           const float *confidences,
+                           uint32_t n,
+                           uint32_t *width);
+
+// Whether the token `drafted` stands: `*token` is that one if it does, else the one in its place, after which nothing of
+// the draft counts. `target` is the target's distribution after the user's samplers, `draft` that which the token was drawn from;
+// `n_draft` 0 when the drafter always proposes its best. Tokens that are not there have probability 0. `LES_ERR_INVALID`
+// for what is no distribution. Any thread.
+//
+// `target` and `draft` are readable for so many candidates, or NULL with none; `token` is NULL or writable.
+les_status les_spec_judge(struct les_spec *spec,
+                          int32_t drafted,
+                          const struct les_candidate *target,
+                          size_t n_target,
+                          const struct les_candidate *draft,
+                          size_t n_draft,
+                          int32_t *token);
+
+// Draws a token from the target's distribution: the one after a draft that stands as a whole. As `les_spec_judge`.
+//
+// As `les_spec_judge`.
+les_status les_spec_draw(struct les_spec *spec,
+                         const struct les_candidate *target,
+                         size_t n_target,
+                         int32_t *token);
+
+// The step is over for which `les_spec_draft` and, when tokens were drafted, `les_spec_verify` were called. Any thread.
+//
+// `step` is NULL or begins with its size.
+les_status les_spec_done(struct les_spec *spec,
+                         const struct les_spec_step *step);
+
+// The counters of the steps that verified `width` tokens. `LES_ERR_INVALID` for more than the drafter drafts. Any thread.
+//
+// `out` is NULL or begins with its size.
+les_status les_spec_stats(struct les_spec *spec,
+                          uint32_t width,
+                          struct les_spec_width *out);
+
+// Ends the speculation of a sequence. NULL is fine. Any thread.
+les_status les_spec_free(struct les_spec *spec);
 
 // A short English text for a status, never NULL, valid forever. Any thread.
 const char *les_status_str(les_status status);

@@ -9,6 +9,7 @@
 //! router ids ----> sched: a ticket per operation; what is absent is read, what is ready is used first
 //!                  store: one budget, slots, states, pins, replacement policy
 //!                  io:    engines that fill slots (io_uring, a pool of readers)
+//! draft blocks ---> spec:  what of them stands, and how many tokens to verify
 //! C callers -----> ffi:   every exported function (include/les.h)
 //! inputs ---------> inputs: a recording of them, for les pack
 //! les pack ------> pack:  the layout that has an expert in one place, and back
@@ -31,6 +32,7 @@ pub mod options;
 #[cfg(feature = "cli")]
 pub mod pack;
 pub mod sched;
+pub mod spec;
 pub mod stats;
 pub mod store;
 pub mod sync;

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::io::EngineKind;
 use crate::lookahead::MAX_DEPTH;
+use crate::spec;
 
 /// Whether to stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,6 +70,19 @@ impl FromStr for CacheSize {
             None => parse_bytes(text, "M").map(Self::Bytes),
         }
         .ok_or_else(wrong)
+    }
+}
+
+/// Reads how many drafted tokens to verify: `off`, `adaptive` or nothing, or a number.
+///
+/// # Errors
+/// [`Error::Invalid`] for anything else.
+pub fn parse_spec(text: &str) -> Result<spec::Mode> {
+    match (text, text.parse()) {
+        ("off", _) => Ok(spec::Mode::Off),
+        ("" | "adaptive", _) => Ok(spec::Mode::Adaptive),
+        (_, Ok(n)) => Ok(spec::Mode::Fixed(n)),
+        _ => Err(Error::Invalid(format!("--les-spec takes off, adaptive or a number of tokens, not {text:?}"))),
     }
 }
 

@@ -10,6 +10,7 @@ mod layer;
 mod model;
 mod params;
 mod report;
+mod spec;
 mod status;
 mod ticket;
 
@@ -19,6 +20,7 @@ pub use layer::*;
 pub use model::*;
 pub use params::*;
 pub use report::*;
+pub use spec::*;
 pub use status::*;
 pub use ticket::*;
 

@@ -41,5 +41,6 @@ int main(int argc, char **argv) {
     run("files", test_files);
     run("profiles", test_profiles);
     run("faults", test_faults);
+    run("spec", test_spec);
     return test_failures != 0;
 }

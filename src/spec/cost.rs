@@ -1,0 +1,125 @@
+//! What a step takes, by how many tokens it verifies or drafts, as it is now.
+
+/// So much stays of what was measured when one step more of the width is,
+const KEPT: f64 = 0.95;
+/// and when one of another width is: what is old is no better than the line through what is new.
+const KEPT_BY_OTHERS: f64 = 0.99;
+/// A step whose time differs from the expected one by such a part of it: conditions have changed,
+const SURPRISE: f64 = 0.35;
+/// and so much stays of what was measured before.
+const KEPT_BY_SURPRISE: f64 = 0.3;
+/// A step of so many times the width's time was interrupted by something else.
+const INTERRUPTED: f64 = 4.0;
+/// A width that was measured less often than this is taken for what the line through all of them says.
+const PRIOR: f64 = 2.0;
+
+/// Sums over steps, in which the old ones fade.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    n: f64,
+    x: f64,
+    xx: f64,
+    y: f64,
+    xy: f64,
+}
+
+impl Sums {
+    fn learn(&mut self, x: f64, y: f64) {
+        let add = |sum: &mut f64, more: f64| *sum = *sum * KEPT + more;
+        add(&mut self.n, 1.0);
+        add(&mut self.x, x);
+        add(&mut self.xx, x * x);
+        add(&mut self.y, y);
+        add(&mut self.xy, x * y);
+    }
+
+    fn fade(&mut self, kept: f64) {
+        [&mut self.n, &mut self.x, &mut self.xx, &mut self.y, &mut self.xy].into_iter().for_each(|sum| *sum *= kept);
+    }
+}
+
+/// Nanoseconds by width.
+#[derive(Debug, Clone)]
+pub(super) struct Cost {
+    line: Sums,
+    widths: Vec<Sums>,
+    /// What a token more takes before that was measured, as a part of what none takes.
+    rise: f64,
+}
+
+impl Cost {
+    /// Of widths from 0 to `widest`.
+    pub(super) fn new(widest: usize, rise: f64) -> Self {
+        Self { line: Sums::default(), widths: vec![Sums::default(); widest + 1], rise }
+    }
+
+    /// A step of this width took `ns`.
+    pub(super) fn learn(&mut self, width: usize, ns: f64) {
+        let expected = self.of(width).unwrap_or(ns);
+        let ns = ns.min(INTERRUPTED * expected);
+        if self.seen(width) >= 1.0 && (ns - expected).abs() > SURPRISE * expected {
+            self.line.fade(KEPT_BY_SURPRISE);
+            self.widths[width].fade(KEPT_BY_SURPRISE);
+        }
+        self.line.learn(width as f64, ns);
+        for (other, sums) in self.widths.iter_mut().enumerate() {
+            if other == width { sums.learn(0.0, ns) } else { sums.fade(KEPT_BY_OTHERS) }
+        }
+    }
+
+    /// What a step of this width takes. `None` before any was measured.
+    pub(super) fn of(&self, width: usize) -> Option<f64> {
+        let line = self.on_line(width as f64)?;
+        let Sums { n, y, .. } = self.widths[width];
+        Some((y + PRIOR * line) / (n + PRIOR))
+    }
+
+    /// How many steps of this width are remembered.
+    pub(super) fn seen(&self, width: usize) -> f64 {
+        self.widths[width].n
+    }
+
+    /// The least squares' line, drawn towards the rise that is assumed before much is known.
+    fn on_line(&self, x: f64) -> Option<f64> {
+        let Sums { n, x: sx, xx, y, xy } = self.line;
+        if n <= 0.0 {
+            return None;
+        }
+        let (mean_x, mean_y) = (sx / n, y / n);
+        let (varied, together) = (xx - n * mean_x * mean_x, xy - n * mean_x * mean_y);
+        // where only one width was seen, what width 0 takes and the rise explain it
+        let assumed = mean_y * self.rise / (1.0 + self.rise * mean_x);
+        let slope = (together + PRIOR * assumed) / (varied + PRIOR);
+        Some((mean_y + slope * (x - mean_x)).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_width_that_was_measured_is_what_was_measured() {
+        let mut cost = Cost::new(4, 0.3);
+        assert_eq!(cost.of(0), None);
+        for _ in 0..200 {
+            cost.learn(0, 100.0);
+            cost.learn(3, 180.0);
+        }
+        let near = |found: Option<f64>, truth: f64| found.is_some_and(|found| (found - truth).abs() < 0.05 * truth);
+        assert!(near(cost.of(0), 100.0) && near(cost.of(3), 180.0), "{cost:?}");
+        // between and beyond what was measured: the line
+        assert!(near(cost.of(1), 126.7) && near(cost.of(4), 206.7), "{:?} {:?}", cost.of(1), cost.of(4));
+        // it follows what changes
+        (0..60).for_each(|_| cost.learn(3, 300.0));
+        assert!(near(cost.of(3), 300.0), "{:?}", cost.of(3));
+    }
+
+    #[test]
+    fn before_others_were_measured_they_cost_what_is_assumed() {
+        let mut cost = Cost::new(4, 0.5);
+        (0..50).for_each(|_| cost.learn(0, 100.0));
+        assert_eq!(cost.of(0).map(f64::round), Some(100.0));
+        assert_eq!(cost.of(2).map(f64::round), Some(200.0));
+    }
+}

@@ -1,0 +1,19 @@
+//! Speculative decoding on a model that streams: which drafted tokens stand, and how many to verify.
+//!
+//! ```text
+//! verify:     what stands, and what comes in the place of what does not
+//! width:      how many tokens to draft and to verify, so that tokens per second are most
+//! acceptance: how likely drafted tokens are to stand
+//! cost:       what steps take
+//! ```
+
+mod acceptance;
+mod cost;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod width;
+
+pub use acceptance::Position;
+pub use verify::{Candidate, draw, judge};
+pub use width::{Mode, OfWidth, Step, Widths};

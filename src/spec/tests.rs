@@ -1,0 +1,151 @@
+//! The choice of widths, against a device and a drafter that are simulated.
+
+use super::{Mode, Step, Widths};
+
+const N_MAX: usize = 7;
+
+/// A device and a drafter, whose times and tokens scatter.
+#[derive(Debug, Clone, Copy)]
+struct World {
+    /// How likely each token is to stand when those before it do.
+    acceptance: f64,
+    /// What a token more takes, as a part of a step without drafts.
+    rise: f64,
+    /// Likewise a draft.
+    draft: f64,
+}
+
+const PLAIN_NS: f64 = 2e8;
+/// Half the tokens are easier to draft than others.
+const SPREAD: f64 = 0.15;
+
+struct Run {
+    rng: fastrand::Rng,
+    widths: Widths,
+    ns: f64,
+    tokens: u64,
+}
+
+impl Run {
+    fn new(mode: Mode) -> Self {
+        Self { rng: fastrand::Rng::with_seed(11), widths: Widths::new(mode, N_MAX), ns: 0.0, tokens: 0 }
+    }
+
+    fn step(&mut self, world: World, confidence: impl Fn(f64) -> Option<f32>) {
+        let scatter = 0.9 + 0.2 * self.rng.f64();
+        let drafted = self.widths.draft();
+        let chances: Vec<f64> = (0..drafted)
+            .map(|_| (world.acceptance + if self.rng.bool() { SPREAD } else { -SPREAD }).clamp(0.0, 1.0))
+            .map(|chance| if world.acceptance == 0.0 { 0.0 } else { chance })
+            .collect();
+        let confidences: Vec<_> = chances.iter().map(|chance| confidence(*chance)).collect();
+        let verified = self.widths.verify(&confidences);
+        let stood = chances[..verified].iter().take_while(|chance| self.rng.f64() < **chance).count();
+        let draft_ns = if drafted > 0 { world.draft * PLAIN_NS } else { 0.0 };
+        let step_ns = PLAIN_NS * scatter * (1.0 + world.rise * verified as f64);
+        let step = Step { drafted, verified, stood, draft_ns: draft_ns as u64, step_ns: step_ns as u64 };
+        self.widths.done(step);
+        self.ns += draft_ns + step_ns;
+        self.tokens += 1 + stood as u64;
+    }
+
+    fn until(mut self, tokens: u64, world: World) -> Self {
+        let end = self.tokens + tokens;
+        while self.tokens < end {
+            self.step(world, |_| None);
+        }
+        self
+    }
+
+    fn tokens_per_s(&self) -> f64 {
+        self.tokens as f64 / self.ns * 1e9
+    }
+}
+
+/// Tokens per second that a width reaches on average.
+fn rate(width: usize, world: World) -> f64 {
+    let World { acceptance, rise, draft } = world;
+    let chance = |more: f64| if acceptance == 0.0 { 0.0 } else { (acceptance + more).clamp(0.0, 1.0) };
+    let stands = (chance(SPREAD) + chance(-SPREAD)) / 2.0;
+    let tokens: f64 = (0..=width as i32).map(|place| stands.powi(place)).sum();
+    let draft = if width > 0 { draft } else { 0.0 };
+    tokens / (PLAIN_NS * (1.0 + rise * width as f64 + draft)) * 1e9
+}
+
+#[test]
+fn adaptive_is_about_as_fast_as_the_best_width_and_never_loses() {
+    let mut slow = Vec::new();
+    for acceptance in [0.0, 0.3, 0.6, 0.8, 0.95] {
+        for rise in [0.02, 0.1, 0.3, 0.6, 0.95] {
+            for draft in [0.0, 0.05, 0.3] {
+                let world = World { acceptance, rise, draft };
+                let fixed: Vec<f64> = (0..=N_MAX).map(|n| rate(n, world)).collect();
+                let adaptive = Run::new(Mode::Adaptive).until(4000, world).tokens_per_s();
+                let best = fixed.iter().copied().fold(0.0, f64::max);
+                if adaptive < 0.98 * fixed[0] || adaptive < 0.95 * best {
+                    slow.push(format!("{world:?}: {adaptive:.2} of {fixed:.2?}"));
+                }
+            }
+        }
+    }
+    assert!(slow.is_empty(), "{slow:#?}");
+}
+
+#[test]
+fn what_the_drafter_thinks_of_its_tokens_is_of_use() {
+    let world = World { acceptance: 0.5, rise: 0.5, draft: 0.02 };
+    let of = |confidence: fn(f64) -> Option<f32>| {
+        let mut run = Run::new(Mode::Adaptive);
+        while run.tokens < 4000 {
+            run.step(world, confidence);
+        }
+        run.tokens_per_s()
+    };
+    // 0.65 or 0.35: with the first alone it pays
+    let (told, untold) = (of(|chance| Some(chance as f32)), of(|_| None));
+    assert!(told > 1.01 * untold, "{told} {untold}");
+}
+
+#[test]
+fn it_changes_its_mind_when_conditions_change() {
+    let bad = World { acceptance: 0.1, rise: 0.6, draft: 0.05 };
+    let good = World { acceptance: 0.95, rise: 0.1, draft: 0.05 };
+    let run = Run::new(Mode::Adaptive).until(500, bad);
+    let (tokens, ns) = (run.tokens, run.ns);
+    let run = run.until(1500, good);
+    let since = (run.tokens - tokens) as f64 / (run.ns - ns) * 1e9;
+    assert!(since > 0.6 * rate(N_MAX, good), "found out too late: {since}");
+    let (tokens, ns) = (run.tokens, run.ns);
+    let run = run.until(500, bad);
+    let since = (run.tokens - tokens) as f64 / (run.ns - ns) * 1e9;
+    assert!(since > 0.9 * rate(0, bad), "went on too long: {since}");
+}
+
+#[test]
+fn modes_say_how_much_is_drafted_and_verified() {
+    let mut off = Widths::new(Mode::Off, 4);
+    assert_eq!((off.draft(), off.verify(&[None; 4])), (0, 0));
+    let mut three = Widths::new(Mode::Fixed(3), 4);
+    assert_eq!((three.draft(), three.verify(&[None; 4]), three.verify(&[None; 2])), (3, 3, 2));
+    // more than the drafter can
+    let mut nine = Widths::new(Mode::Fixed(9), 4);
+    assert_eq!((nine.draft(), nine.verify(&[None; 9])), (4, 4));
+    // a drafter without tokens
+    let mut none = Widths::new(Mode::Adaptive, 0);
+    for _ in 0..3 {
+        assert_eq!((none.draft(), none.verify(&[])), (0, 0));
+        none.done(Step { step_ns: 100, ..Step::default() });
+    }
+}
+
+#[test]
+fn reports_that_make_no_sense_do_no_harm() {
+    let mut widths = Widths::new(Mode::Adaptive, 2);
+    for step_ns in [0, u64::MAX, 1] {
+        let drafted = widths.draft();
+        let verified = widths.verify(&vec![Some(f32::NAN); drafted]);
+        widths.done(Step { drafted: 99, verified, stood: 77, draft_ns: u64::MAX, step_ns });
+        widths.done(Step { drafted: 0, verified: 2, stood: 1, draft_ns: 0, step_ns });
+    }
+    assert!(widths.draft() <= 2);
+}

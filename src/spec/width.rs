@@ -1,0 +1,257 @@
+//! How many drafted tokens to verify, step by step.
+//!
+//! With `a(i)` for how likely the i-th drafted token is to stand when those before it do, a step that verifies `w` of them yields
+//!
+//! ```text
+//! tokens(w) = 1 + a(1) + a(1) a(2) + ... + a(1) ... a(w)
+//! ```
+//!
+//! on average, and takes `cost(w)`. Tokens per time are most when every step has the width with the largest
+//!
+//! ```text
+//! value(w) = tokens(w) - rate * cost(w)
+//! ```
+//!
+//! `rate` being the tokens per time that this reaches (renewal reward: S. M. Ross, Applied Probability Models with Optimization
+//! Applications, 1970, ch. 7). Tokens are drafted when that was worth more, lately, than the time that drafting takes.
+//!
+//! What was not measured for long may have changed: it is tried again as long as all tries together are expected to lose
+//! little.
+
+use serde::Serialize;
+
+use super::acceptance::{Acceptance, Position};
+use super::cost::Cost;
+
+/// Before it was measured: what one token more takes, as a part of a step without drafts. A verified token needs experts
+/// of its own, and shares the rest.
+const RISE: f64 = 0.35;
+/// Likewise when one token more is drafted.
+const RISE_OF_DRAFTS: f64 = 0.5;
+/// Tries may lose so many tokens of each token that was generated,
+const TRIES: f64 = 0.007;
+/// so many tokens at the beginning,
+const TRIES_AT_FIRST: f64 = 1.0;
+/// and so many at once, however long none was lost.
+const MOST_TRIES: f64 = 2.0;
+/// So much stays of what drafts were worth when one more is made.
+const KEPT: f64 = 0.9;
+/// Drafts get shorter by a token after so many steps that did not verify it.
+const SHORTER: f64 = 16.0;
+
+/// How the width is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing is drafted.
+    Off,
+    /// Always so many tokens, or all that were drafted.
+    Fixed(usize),
+    /// By what each is worth.
+    Adaptive,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Tokens that were drafted.
+    pub drafted: usize,
+    /// Of these, verified: what [`Widths::verify`] said.
+    pub verified: usize,
+    /// Of these, standing.
+    pub stood: usize,
+    /// Nanoseconds that drafting took.
+    pub draft_ns: u64,
+    /// Nanoseconds that all the rest of the step took.
+    pub step_ns: u64,
+}
+
+/// The steps of one width.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct OfWidth {
+    /// How many.
+    pub steps: u64,
+    /// Tokens they yielded.
+    pub tokens: u64,
+    /// Nanoseconds, without drafting.
+    pub ns: u64,
+    /// Of these steps, those that were tries.
+    pub tries: u64,
+}
+
+/// Chooses the widths. Takes its clock from outside.
+#[derive(Debug, Clone)]
+pub struct Widths {
+    mode: Mode,
+    acceptance: Acceptance,
+    cost: Cost,
+    cost_of_drafts: Cost,
+    /// What verifying was worth more than not to, lately, in tokens. `None` before there was a draft.
+    worth: Option<f64>,
+    /// How many tokens are drafted, rounded up.
+    reach: f64,
+    /// What tries may lose, in tokens.
+    tries: f64,
+    /// What the drafter thought of the tokens being verified.
+    confidences: Vec<Option<f32>>,
+    trying: bool,
+    run: Vec<OfWidth>,
+    drafted: u64,
+    draft_ns: u64,
+}
+
+impl Widths {
+    /// For a drafter of at most `n_max` tokens.
+    pub fn new(mode: Mode, n_max: usize) -> Self {
+        Self {
+            mode,
+            acceptance: Acceptance::new(n_max),
+            cost: Cost::new(n_max, RISE),
+            cost_of_drafts: Cost::new(n_max, RISE_OF_DRAFTS),
+            worth: None,
+            reach: n_max as f64,
+            tries: TRIES_AT_FIRST,
+            confidences: Vec::new(),
+            trying: false,
+            run: vec![OfWidth::default(); n_max + 1],
+            drafted: 0,
+            draft_ns: 0,
+        }
+    }
+
+    /// The most tokens that are drafted.
+    pub fn n_max(&self) -> usize {
+        self.run.len() - 1
+    }
+
+    /// How many tokens to draft for the next step.
+    pub fn draft(&mut self) -> usize {
+        match self.mode {
+            Mode::Off => 0,
+            Mode::Fixed(n) => n.min(self.n_max()),
+            // first what a step takes without drafts
+            Mode::Adaptive if self.cost.seen(0) <= 0.0 => 0,
+            Mode::Adaptive => {
+                let n = (self.reach.ceil() as usize).clamp(1.min(self.n_max()), self.n_max());
+                let price = self.rate() * self.cost_of_drafts.of(n).unwrap_or(0.0);
+                let loss = self.worth.map_or(0.0, |worth| price - worth);
+                // a draft of which nothing would be verified tells nothing
+                let pays = loss <= 0.0 || loss + self.least_loss() <= self.tries && self.try_for(loss);
+                if pays { n } else { 0 }
+            }
+        }
+    }
+
+    /// How many of the drafted tokens to verify: the first ones. `confidences`: how likely the drafter thinks that each stands,
+    /// given that those before it do; `None` where it does not say.
+    pub fn verify(&mut self, confidences: &[Option<f32>]) -> usize {
+        let drafted = &confidences[..confidences.len().min(self.n_max())];
+        self.trying = false;
+        let width = match self.mode {
+            Mode::Off => 0,
+            Mode::Fixed(n) => n.min(drafted.len()),
+            Mode::Adaptive => self.best(drafted),
+        };
+        self.confidences = drafted[..width].to_vec();
+        width
+    }
+
+    /// The step that was begun by [`Widths::verify`] is over.
+    pub fn done(&mut self, step: Step) {
+        let n_max = self.n_max();
+        let (drafted, width) = (step.drafted.min(n_max), step.verified.min(n_max));
+        let stood = step.stood.min(width);
+        self.cost.learn(width, step.step_ns as f64);
+        if drafted > 0 {
+            self.cost_of_drafts.learn(drafted, step.draft_ns as f64);
+        }
+        let confidences = std::mem::take(&mut self.confidences);
+        if confidences.len() == width {
+            self.acceptance.learn(&confidences, stood);
+        }
+        let tokens = 1 + stood as u64;
+        self.tries = (self.tries + TRIES * tokens as f64).min(MOST_TRIES);
+        self.reach = (self.reach - 1.0 / SHORTER).max(width as f64 + 1.0).min(n_max as f64);
+        let run = &mut self.run[width];
+        run.steps += 1;
+        run.tokens += tokens;
+        run.ns = run.ns.saturating_add(step.step_ns);
+        run.tries += u64::from(std::mem::take(&mut self.trying));
+        self.drafted += drafted as u64;
+        self.draft_ns = self.draft_ns.saturating_add(step.draft_ns);
+    }
+
+    /// The steps of the run, by width.
+    pub fn run(&self) -> &[OfWidth] {
+        &self.run
+    }
+
+    /// What became of the drafted tokens of the run, by their place.
+    pub fn positions(&self) -> &[Position] {
+        self.acceptance.run()
+    }
+
+    /// Tokens that were drafted, and the nanoseconds that took.
+    pub fn drafts(&self) -> (u64, u64) {
+        (self.drafted, self.draft_ns)
+    }
+
+    /// The width that is worth most, or one that is worth a try.
+    fn best(&mut self, drafted: &[Option<f32>]) -> usize {
+        let rate = self.rate();
+        let tokens = self.tokens(drafted.iter().copied());
+        let cost = |width| self.cost.of(width).unwrap_or(0.0);
+        let values: Vec<f64> = tokens.enumerate().map(|(width, tokens)| tokens - rate * cost(width)).collect();
+        let best = (0..values.len()).rev().max_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap_or(0);
+        if drafted.is_empty() {
+            return 0;
+        }
+        let worth = values[best] - values[0];
+        self.worth = Some(self.worth.map_or(worth, |before| KEPT * before + (1.0 - KEPT) * worth));
+        let affordable = (0..values.len()).filter(|width| values[best] - values[*width] <= self.tries);
+        match affordable.min_by(|a, b| self.cost.seen(*a).total_cmp(&self.cost.seen(*b))) {
+            Some(stale) if stale != best => {
+                self.trying = self.try_for(values[best] - values[stale]);
+                stale
+            }
+            _ => best,
+        }
+    }
+
+    /// What verifying at least one token is expected to lose, whatever the drafter thinks of it.
+    fn least_loss(&self) -> f64 {
+        let rate = self.rate();
+        let tokens = self.tokens(std::iter::repeat_n(None, self.n_max())).enumerate();
+        let mut values = tokens.map(|(width, tokens)| tokens - rate * self.cost.of(width).unwrap_or(0.0));
+        let plain = values.next().unwrap_or(0.0);
+        (plain - values.fold(f64::NEG_INFINITY, f64::max)).max(0.0)
+    }
+
+    /// How many tokens a step yields, by width, from 0.
+    fn tokens(&self, confidences: impl Iterator<Item = Option<f32>>) -> impl Iterator<Item = f64> {
+        let stands = confidences.enumerate().map(|(place, confidence)| self.acceptance.of(place, confidence));
+        let mut sum = 1.0;
+        let more = stands.scan(1.0, move |all, stands| {
+            *all *= stands;
+            sum += *all;
+            Some(sum)
+        });
+        std::iter::once(1.0).chain(more)
+    }
+
+    /// The most tokens per nanosecond that a width is expected to reach.
+    fn rate(&self) -> f64 {
+        let unknown = std::iter::repeat_n(None, self.n_max());
+        let rate = |(width, tokens): (usize, f64)| {
+            let drafts = if width > 0 { self.cost_of_drafts.of(width).unwrap_or(0.0) } else { 0.0 };
+            self.cost.of(width).map_or(0.0, |cost| tokens / (cost + drafts).max(1.0))
+        };
+        self.tokens(unknown).enumerate().map(rate).fold(0.0, f64::max)
+    }
+
+    /// Whether so many tokens may be lost for a try. Then they are.
+    fn try_for(&mut self, loss: f64) -> bool {
+        let may = loss <= self.tries;
+        self.tries -= if may { loss.max(0.0) } else { 0.0 };
+        may
+    }
+}
