@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import shutil
+import struct
 from pathlib import Path
 
 import gguf_mini
@@ -77,6 +78,31 @@ def with_experts(kind, experts):
     flags = [flag for o in override for flag in ("--tensor-type", o)]
     return made(quantized(kind).with_name(f"{kind}-{experts}.gguf"),
                 lambda partial: stock_tool("llama-quantize", "--allow-requantize", *flags, BUNDLED, partial, kind, 2))
+
+
+@functools.cache
+def first_layers(kind, n):
+    """The small real MoE in another type and without its later layers: what little remains is quickly requantized."""
+    whole = quantized(kind)
+    header, data = gguf_mini.Header(whole), whole.read_bytes()
+    kept = [t for t in header.tensors if not t.name.startswith("blk.") or int(t.name.split(".")[1]) < n]
+
+    def make(partial):
+        first = header.tensors[0].name.encode()
+        kvs = bytearray(data[24:data.index(struct.pack("<Q", len(first)) + first)])
+        # a key is followed by four bytes of its kind
+        key = f"{header.kv['general.architecture']}.block_count".encode()
+        struct.pack_into("<I", kvs, kvs.index(key) + len(key) + 4, n)
+        infos, body = b"", b""
+        for t in kept:
+            infos += struct.pack("<Q", len(t.name)) + t.name.encode()
+            infos += struct.pack(f"<I{len(t.dims)}QIQ", len(t.dims), *t.dims, t.type, len(body))
+            body += data[t.offset:t.offset + t.size]
+            body += bytes(-len(body) % gguf_mini.ALIGNMENT)
+        head = data[:8] + struct.pack("<QQ", len(kept), len(header.kv)) + kvs + infos
+        partial.write_bytes(head + bytes(-len(head) % gguf_mini.ALIGNMENT) + body)
+
+    return made(whole.with_name(f"{kind}-{n}-layers.gguf"), make)
 
 
 @functools.cache

@@ -32,11 +32,11 @@ class Inputs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.tmp = harness.temporary(cls.addClassCleanup)
-        cls.source = models.quantized("F16")
-        cls.recording = cls.record(cls.tmp / "inputs", "--chunks", "12")
+        cls.source = models.first_layers("F16", 1)
+        cls.recording = cls.record(cls.source, cls.tmp / "inputs")
         cls.imatrix = cls.tmp / "imatrix.gguf"
         cls.run_tool(PATCHED.tool("llama-imatrix"), "-m", cls.source, "-f", TEXTS / "rust-api.txt", "-o", cls.imatrix,
-                     "-c", "256", "--chunks", "12", "-t", "2")
+                     "-c", "256", "-t", "2")
 
     @staticmethod
     def run_tool(*args, env=None):
@@ -45,21 +45,21 @@ class Inputs(unittest.TestCase):
         return done
 
     @classmethod
-    def record(cls, path, *args):
-        cls.run_tool(PATCHED.tool("llama-perplexity"), "-m", cls.source, "-f", TEXTS / "rust-api.txt", "-c", "256", "-t", "2",
+    def record(cls, model, path, *args):
+        cls.run_tool(PATCHED.tool("llama-perplexity"), "-m", model, "-f", TEXTS / "rust-api.txt", "-c", "256", "-t", "2",
                      "--les", "on", "--les-inputs", path, *args)
         return path
 
     def pack(self, name, *args, env=None):
         output = self.tmp / name
-        self.run_tool(PATCHED.tool("les"), "pack", self.source, output, "--bpw", "3.6", "--types", "q2_K,q3_K,q4_0,iq4_nl",
+        self.run_tool(PATCHED.tool("les"), "pack", self.source, output, "--bpw", "4.1", "--types", "q3_K,q4_K,q4_0,q5_0",
                       *args, env=env)
         return output
 
     def divergence(self, *files):
         """Of each file from the source, on text that calibrated nothing."""
         text = self.tmp / "text.txt"
-        text.write_bytes((TEXTS / "python-guides.txt").read_bytes()[:12000])
+        text.write_bytes((TEXTS / "python-guides.txt").read_bytes()[:8000])
         first, *others = files
         args = [arg for other in others for arg in ("--with", other)]
         done = self.run_tool(PATCHED.tool("les"), "report", first, self.source, text, *args, "-c", "256", "-t", "2", "--json",
@@ -82,7 +82,7 @@ class Inputs(unittest.TestCase):
     def test_shards_and_an_importance_matrix_beside(self):
         args = ["--inputs", self.recording, "--imatrix", self.imatrix, "--ggml", PATCHED.bin]
         whole = self.pack("whole.gguf", *args)
-        self.pack("parts.gguf", *args, "--split-max-size", "12M")
+        self.pack("parts.gguf", *args, "--split-max-size", "3M")
         shards = sorted(self.tmp.glob("parts-*.gguf"))
         self.assertGreater(len(shards), 1)
         # the same experts, wherever they are
@@ -96,8 +96,8 @@ class Inputs(unittest.TestCase):
 
     def test_token_by_token_as_many_at_once(self):
         """The way of waves is not taken while inputs are recorded."""
-        one = self.record(self.tmp / "one", "-b", "256", "-ub", "1", "--chunks", "1", "--no-warmup")
-        many = self.record(self.tmp / "many", "--chunks", "1", "--no-warmup")
+        one = self.record(models.BUNDLED, self.tmp / "one", "-b", "256", "-ub", "1", "--chunks", "1", "--no-warmup")
+        many = self.record(models.BUNDLED, self.tmp / "many", "--chunks", "1", "--no-warmup")
         (tensors, records_one), (_, records_many) = passes(one), passes(many)
         self.assertEqual([t["columns"] for t in tensors], 8 * [256, 128])
         for at in range(len(tensors)):
@@ -106,7 +106,7 @@ class Inputs(unittest.TestCase):
             picks = [list(memoryview(b"".join(r[4] for r in records)).cast("i")) for records in (by_one, at_once)]
             self.assertEqual(*map(len, picks))
             same = sum(a == b for a, b in zip(*picks)) / len(picks[0])
-            self.assertGreater(same, 0.98, at)
+            self.assertGreater(same, 0.95, at)
         # of the last layer only those with an output
         self.assertEqual({r[1] for r in records_many if r[0] < 14}, {256})
 
