@@ -8,7 +8,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import pathlib
 import re
 import socket
@@ -52,7 +51,7 @@ class Server:
 
 @contextlib.contextmanager
 def server(exe, *args, env=None):
-    """Starts llama-server with arguments and variables on top of this environment, and ends it."""
+    """Starts llama-server with these arguments, in this environment or the one given, and ends it."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -60,7 +59,7 @@ def server(exe, *args, env=None):
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen([str(c) for c in command], stdout=log, stderr=subprocess.STDOUT,
-                                   stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+                                   stdin=subprocess.DEVNULL, env=env)
         try:
             while process.poll() is None:
                 try:

@@ -1,0 +1,81 @@
+"""The bundled DSpark drafter: its file has what llama.cpp needs, and the target accepts what it drafts."""
+
+import functools
+import sys
+import unittest
+
+import gguf_mini
+import harness
+import models
+from harness import PATCHED, ROOT, SELF, STOCK
+from test_tools import plain
+
+sys.path.insert(0, str(ROOT / "tests/drafter"))
+import measure  # noqa: E402
+
+PROMPTS, TOKENS = 8, 64
+
+
+class File(unittest.TestCase):
+    def setUp(self):
+        self.draft = gguf_mini.Header(measure.DRAFTER)
+        self.target = gguf_mini.Header(models.BUNDLED)
+
+    def test_fits_the_target(self):
+        for key in ["tokens", "merges", "token_type", "eos_token_id"]:
+            self.assertEqual(self.draft.kv[f"tokenizer.ggml.{key}"], self.target.kv[f"tokenizer.ggml.{key}"], key)
+        self.assertEqual(self.draft.arch("embedding_length"), self.target.arch("embedding_length"))
+        # of these it reads the inputs: there is none after the last layer
+        self.assertLess(max(self.draft.arch("target_layers")), self.target.arch("block_count"))
+
+    def test_is_dspark(self):
+        self.assertEqual(self.draft.kv["general.architecture"], "dflash")
+        self.assertGreaterEqual(self.draft.arch("block_size"), 4)
+        self.assertTrue(self.draft.arch("sample_from_anchor"))
+        self.assertTrue(self.draft.arch("has_confidence_head"))
+        width, vocabulary = self.draft.arch("embedding_length"), len(self.draft.kv["tokenizer.ggml.tokens"])
+        dims = {t.name: t.dims for t in self.draft.tensors}
+        rank = dims["markov_w1.weight"][0]
+        self.assertEqual(dims["markov_w1.weight"], (rank, vocabulary))
+        self.assertEqual(dims["markov_w2.weight"], (rank, vocabulary))
+        self.assertEqual(dims["conf_proj.weight"], (width + rank, 1))
+        self.assertEqual(dims["fc.weight"], (width * len(self.draft.arch("target_layers")), width))
+
+    def test_is_small(self):
+        self.assertLessEqual(measure.DRAFTER.stat().st_size, 8 << 20)
+
+
+@functools.cache
+def drafted(les, most=4, p_min=0.0):
+    """The texts that llama-server writes, and its counts."""
+    exe, env = (PATCHED.tool("llama-server"), harness.les("min")) if les else plain("llama-server")
+    args = ["-m", models.quantized("Q4_K_M"), "-t", 2, "--no-repack", *measure.drafting(measure.DRAFTER, most, p_min)]
+    with measure.server(exe, *args, env={**harness.clean_environment(), **env}) as server:
+        texts = [server.complete(prompt, TOKENS) for prompt in measure.prompts_of(models.text(), PROMPTS)]
+        return texts, server.counts()
+
+
+@unittest.skipIf(SELF and not STOCK.has("llama-server"), "stock was built without llama-server")
+class Drafts(unittest.TestCase):
+    def test_target_accepts(self):
+        """Far more than it would of tokens drafted from the wrong states, or by the anchor alone."""
+        _, count = drafted(les=False)
+        self.assertGreater(count["blocks"], 0)
+        self.assertGreater(count[0] / count["blocks"], 0.4)
+        accepted = [count[k] for k in range(4)]
+        self.assertEqual(accepted, sorted(accepted, reverse=True))
+        self.assertGreater(accepted[3], 0)
+
+    def test_confidence_tells_what_is_accepted(self):
+        def accepted(count):
+            return sum(count[k] for k in range(4)) / count["drafted"]
+
+        sure, all_of_them = (drafted(les=False, p_min=p_min)[1] for p_min in (0.6, 0.0))
+        self.assertGreater(accepted(sure), accepted(all_of_them) + 0.1)
+
+    def test_as_without_les(self):
+        self.assertEqual(drafted(les=True), drafted(les=False))
+
+
+if __name__ == "__main__":
+    unittest.main()
