@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-from target import EPS, HEAD, HEADS, KV_HEADS, THETA, heads, rms, rope
+from target import HEAD, HEADS, KV_HEADS, heads, rms, rope
 
 # the target's layers whose inputs it reads
 TAPS = [2, 5, 7]

@@ -43,9 +43,9 @@ def main():
     ap.add_argument("out", help="the checkpoint to write, and to go on from when it exists")
     ap.add_argument("--texts", default="texts.pt", help="made when missing")
     ap.add_argument("--windows", type=int, default=3072, help="how many texts")
-    ap.add_argument("--steps", type=int, default=2000)
+    ap.add_argument("--steps", type=int, default=800)
     ap.add_argument("--batch", type=int, default=8)
-    ap.add_argument("--anchors", type=int, default=40, help="blocks per window")
+    ap.add_argument("--anchors", type=int, default=20, help="blocks per window")
     ap.add_argument("--lr", type=float, default=2e-3)
     ap.add_argument("--threads", type=int, default=1)
     a = ap.parse_args()
@@ -76,7 +76,8 @@ def main():
     start, sum_loss, sum_hit = time.time(), 0.0, torch.zeros(BLOCK)
     for step in range(first, a.steps):
         for group in opt.param_groups:
-            group["lr"] = a.lr * min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / a.steps)))
+            fall = 0.5 * (1 + math.cos(math.pi * step / a.steps))
+            group["lr"] = a.lr * min(1.0, (step + 1) / 50) * (0.02 + 0.98 * fall)
         pick = torch.randint(0, len(made[0]), (a.batch,), generator=generator)
         tokens, taps, final = (x[pick] for x in made)
         anchors = torch.randint(FIRST, WINDOW - BLOCK, (a.batch, a.anchors), generator=generator)
