@@ -71,8 +71,6 @@ pub struct LesSpecStep {
     pub verified: u32,
     /// Of these, standing.
     pub stood: u32,
-    /// Not used.
-    pub reserved: u32,
     /// Nanoseconds that drafting took.
     pub draft_ns: u64,
     /// Nanoseconds that all the rest of the step took.
@@ -84,8 +82,7 @@ unsafe impl Versioned for LesSpecStep {
     const LEAST: usize = size_up_to::<Self>(offset_of!(Self, step_ns), size_of::<u64>());
 }
 
-const NO_STEP: LesSpecStep =
-    LesSpecStep { struct_size: 0, drafted: 0, verified: 0, stood: 0, reserved: 0, draft_ns: 0, step_ns: 0 };
+const NO_STEP: LesSpecStep = LesSpecStep { struct_size: 0, drafted: 0, verified: 0, stood: 0, draft_ns: 0, step_ns: 0 };
 
 /// The counters of the steps that verified one number of tokens, and of the tokens that were drafted at that place.
 #[repr(C)]

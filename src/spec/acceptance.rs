@@ -1,6 +1,6 @@
 //! How likely drafted tokens are to stand, learned from those that were verified.
 
-use serde::Serialize;
+use super::fading::Fading;
 
 /// Confidences are cut into so many bins, evenly from 0 to 1; one bin more has the tokens of drafters that tell none.
 const BINS: usize = 8;
@@ -11,27 +11,8 @@ const HOPE: f64 = 0.7;
 /// So much stays of what was seen when one token more is.
 const KEPT: f64 = 0.975;
 
-/// Tokens that stood, of those that were verified. The old ones fade.
-#[derive(Debug, Clone, Copy, Default)]
-struct Count {
-    stood: f64,
-    seen: f64,
-}
-
-impl Count {
-    fn learn(&mut self, stood: bool) {
-        self.stood = self.stood * KEPT + f64::from(u8::from(stood));
-        self.seen = self.seen * KEPT + 1.0;
-    }
-
-    /// How likely one is to stand, where less is known than would outweigh `prior`.
-    fn share(self, prior: f64) -> f64 {
-        (self.stood + PRIOR * prior) / (self.seen + PRIOR)
-    }
-}
-
 /// The tokens that were drafted at one place of a draft.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Position {
     /// Verified, with all those before it standing.
     pub verified: u64,
@@ -44,10 +25,11 @@ pub struct Position {
 /// How likely a token is to stand when all those before it do, by its place in the draft and the drafter's confidence.
 #[derive(Debug, Clone)]
 pub(super) struct Acceptance {
-    all: Count,
-    places: Vec<Count>,
+    /// 1 for a token that stood, 0 for one that did not.
+    all: Fading,
+    places: Vec<Fading>,
     /// Place by place.
-    bins: Vec<[Count; BINS + 1]>,
+    bins: Vec<[Fading; BINS + 1]>,
     run: Vec<Position>,
 }
 
@@ -55,17 +37,17 @@ impl Acceptance {
     /// For drafts of at most `n_max` tokens.
     pub(super) fn new(n_max: usize) -> Self {
         Self {
-            all: Count::default(),
-            places: vec![Count::default(); n_max],
-            bins: vec![[Count::default(); BINS + 1]; n_max],
+            all: Fading::default(),
+            places: vec![Fading::default(); n_max],
+            bins: vec![[Fading::default(); BINS + 1]; n_max],
             run: vec![Position::default(); n_max],
         }
     }
 
     /// How likely the token at `place` is to stand. `None`: the drafter tells no confidence.
     pub(super) fn of(&self, place: usize, confidence: Option<f32>) -> f64 {
-        let of_place = self.places[place].share(self.all.share(HOPE));
-        self.bins[place][bin(confidence)].share(of_place)
+        let of_place = self.places[place].mean(self.all.mean(HOPE, PRIOR), PRIOR);
+        self.bins[place][bin(confidence)].mean(of_place, PRIOR)
     }
 
     /// Of a draft whose tokens were verified in order, `stood` stood, and the one after them, if there is one, did not.
@@ -77,9 +59,9 @@ impl Acceptance {
             run.verified += 1;
             run.stood += u64::from(stands);
             run.promised += promised;
-            self.all.learn(stands);
-            self.places[place].learn(stands);
-            self.bins[place][bin(confidence)].learn(stands);
+            for known in [&mut self.all, &mut self.places[place], &mut self.bins[place][bin(confidence)]] {
+                known.learn(f64::from(u8::from(stands)), KEPT);
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! What a step takes, by how many tokens it verifies or drafts, as it is now.
 
+use super::fading::Fading;
+
 /// So much stays of what was measured when one step more of the width is,
 const KEPT: f64 = 0.95;
 /// and when one of another width is: what is old is no better than the line through what is new.
@@ -42,7 +44,7 @@ impl Sums {
 #[derive(Debug, Clone)]
 pub(super) struct Cost {
     line: Sums,
-    widths: Vec<Sums>,
+    widths: Vec<Fading>,
     /// What a token more takes before that was measured, as a part of what none takes.
     rise: f64,
 }
@@ -50,7 +52,7 @@ pub(super) struct Cost {
 impl Cost {
     /// Of widths from 0 to `widest`.
     pub(super) fn new(widest: usize, rise: f64) -> Self {
-        Self { line: Sums::default(), widths: vec![Sums::default(); widest + 1], rise }
+        Self { line: Sums::default(), widths: vec![Fading::default(); widest + 1], rise }
     }
 
     /// A step of this width took `ns`.
@@ -62,21 +64,20 @@ impl Cost {
             self.widths[width].fade(KEPT_BY_SURPRISE);
         }
         self.line.learn(width as f64, ns);
-        for (other, sums) in self.widths.iter_mut().enumerate() {
-            if other == width { sums.learn(0.0, ns) } else { sums.fade(KEPT_BY_OTHERS) }
+        for (other, measured) in self.widths.iter_mut().enumerate() {
+            if other == width { measured.learn(ns, KEPT) } else { measured.fade(KEPT_BY_OTHERS) }
         }
     }
 
     /// What a step of this width takes. `None` before any was measured.
     pub(super) fn of(&self, width: usize) -> Option<f64> {
         let line = self.on_line(width as f64)?;
-        let Sums { n, y, .. } = self.widths[width];
-        Some((y + PRIOR * line) / (n + PRIOR))
+        Some(self.widths[width].mean(line, PRIOR))
     }
 
     /// How many steps of this width are remembered.
     pub(super) fn seen(&self, width: usize) -> f64 {
-        self.widths[width].n
+        self.widths[width].seen()
     }
 
     /// The least squares' line, drawn towards the rise that is assumed before much is known.

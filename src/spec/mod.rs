@@ -5,10 +5,12 @@
 //! width:      how many tokens to draft and to verify, so that tokens per second are most
 //! acceptance: how likely drafted tokens are to stand
 //! cost:       what steps take
+//! fading:     a mean in which what is old fades
 //! ```
 
 mod acceptance;
 mod cost;
+mod fading;
 #[cfg(test)]
 mod tests;
 mod verify;

@@ -18,8 +18,6 @@
 //! What was not measured for long may have changed: it is tried again as long as all tries together are expected to lose
 //! little.
 
-use serde::Serialize;
-
 use super::acceptance::{Acceptance, Position};
 use super::cost::Cost;
 
@@ -66,7 +64,7 @@ pub struct Step {
 }
 
 /// The steps of one width.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct OfWidth {
     /// How many.
     pub steps: u64,
@@ -95,8 +93,6 @@ pub struct Widths {
     confidences: Vec<Option<f32>>,
     trying: bool,
     run: Vec<OfWidth>,
-    drafted: u64,
-    draft_ns: u64,
 }
 
 impl Widths {
@@ -113,8 +109,6 @@ impl Widths {
             confidences: Vec::new(),
             trying: false,
             run: vec![OfWidth::default(); n_max + 1],
-            drafted: 0,
-            draft_ns: 0,
         }
     }
 
@@ -176,8 +170,6 @@ impl Widths {
         run.tokens += tokens;
         run.ns = run.ns.saturating_add(step.step_ns);
         run.tries += u64::from(std::mem::take(&mut self.trying));
-        self.drafted += drafted as u64;
-        self.draft_ns = self.draft_ns.saturating_add(step.draft_ns);
     }
 
     /// The steps of the run, by width.
@@ -190,17 +182,9 @@ impl Widths {
         self.acceptance.run()
     }
 
-    /// Tokens that were drafted, and the nanoseconds that took.
-    pub fn drafts(&self) -> (u64, u64) {
-        (self.drafted, self.draft_ns)
-    }
-
     /// The width that is worth most, or one that is worth a try.
     fn best(&mut self, drafted: &[Option<f32>]) -> usize {
-        let rate = self.rate();
-        let tokens = self.tokens(drafted.iter().copied());
-        let cost = |width| self.cost.of(width).unwrap_or(0.0);
-        let values: Vec<f64> = tokens.enumerate().map(|(width, tokens)| tokens - rate * cost(width)).collect();
+        let values: Vec<f64> = self.values(drafted.iter().copied()).collect();
         let best = (0..values.len()).rev().max_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap_or(0);
         if drafted.is_empty() {
             return 0;
@@ -219,11 +203,16 @@ impl Widths {
 
     /// What verifying at least one token is expected to lose, whatever the drafter thinks of it.
     fn least_loss(&self) -> f64 {
-        let rate = self.rate();
-        let tokens = self.tokens(std::iter::repeat_n(None, self.n_max())).enumerate();
-        let mut values = tokens.map(|(width, tokens)| tokens - rate * self.cost.of(width).unwrap_or(0.0));
+        let mut values = self.values(std::iter::repeat_n(None, self.n_max()));
         let plain = values.next().unwrap_or(0.0);
         (plain - values.fold(f64::NEG_INFINITY, f64::max)).max(0.0)
+    }
+
+    /// What a step is worth, by width, from 0.
+    fn values(&self, confidences: impl Iterator<Item = Option<f32>>) -> impl Iterator<Item = f64> {
+        let rate = self.rate();
+        let tokens = self.tokens(confidences).enumerate();
+        tokens.map(move |(width, tokens)| tokens - rate * self.cost.of(width).unwrap_or(0.0))
     }
 
     /// How many tokens a step yields, by width, from 0.
