@@ -1,7 +1,7 @@
 //! Bytes from file to file, with their checksum, in little memory.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::Progress;
@@ -28,10 +28,9 @@ impl Named {
         move |source| Error::File { path: self.path.clone(), what, source }
     }
 
-    /// Fills `to` with the bytes at `offset`.
+    /// Fills `to` with the bytes at `offset`. Any number of threads at once.
     pub(super) fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
-        let mut file = &self.file;
-        file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(to)).map_err(self.error("read"))
+        read_at(&self.file, offset, to).map_err(self.error("read"))
     }
 
     /// Writes `bytes` at `offset`.
@@ -40,11 +39,35 @@ impl Named {
         file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(bytes)).map_err(self.error("write"))
     }
 
+    /// Its name, without where it is.
+    pub(super) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// `len` bytes at `offset`.
     pub(super) fn bytes(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes).map(|()| bytes)
     }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, offset: u64, to: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, to, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, offset: u64, to: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < to.len() {
+        match std::os::windows::fs::FileExt::seek_read(file, &mut to[done..], offset + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// A checksum of the sizes of files and of the times when they were changed.
@@ -58,12 +81,27 @@ pub(super) fn stamp<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<u32
     Ok(hasher.finalize())
 }
 
-/// Fails when a file is not the one any more whose [`stamp`] that was.
-pub(super) fn unchanged(path: &Path, before: u32) -> Result<()> {
-    if stamp([path])? == before {
-        return Ok(());
+/// A file that is read again and again, and must stay the same meanwhile.
+#[derive(Debug)]
+pub(super) struct Stamped {
+    pub(super) file: Named,
+    stamp: u32,
+}
+
+impl Stamped {
+    /// Opens a file for reading.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        Ok(Self { stamp: stamp([path])?, file: Named::open(path)? })
     }
-    Err(Error::Changed { path: path.to_owned(), what: "while it was used; give the same command again".into() })
+
+    /// Fails when the file was changed since.
+    pub(super) fn unchanged(&self) -> Result<()> {
+        let path = &self.file.path;
+        if stamp([path.as_path()])? == self.stamp {
+            return Ok(());
+        }
+        Err(Error::Changed { path: path.clone(), what: "while it was used; give the same command again".into() })
+    }
 }
 
 /// Copies, and tells how far it is.

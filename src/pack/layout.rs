@@ -90,10 +90,9 @@ impl Source {
 
     fn kvs(&self) -> Result<Vec<Vec<u8>>> {
         let (file, first) = (&self.files[0], &self.headers[0]);
-        let name = file.path.file_name().unwrap_or_default().to_string_lossy();
         let mut kvs = header::model_kvs(file, first)?;
         kvs.push(header::kv_u32(key::VERSION, VERSION));
-        kvs.push(header::kv_text(key::SOURCE_FILE, &name));
+        kvs.push(header::kv_text(key::SOURCE_FILE, &file.name()));
         kvs.push(header::kv_u64(key::SOURCE_BYTES, self.bytes()));
         kvs.push(header::kv_u32(key::SOURCE_CRC32, self.crc32));
         Ok(kvs)

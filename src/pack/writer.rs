@@ -106,10 +106,11 @@ fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
     let mark = checks::mark(source.stamp);
     let len = out.file.metadata().map_err(out.error("inspect"))?.len();
     let fits = len >= file.checks_at + mark.len() as u64;
-    if fits && starts_with(out, file)? && out.bytes(file.checks_at, mark.len())? == mark {
+    let ours = starts_with(out, file)?;
+    if fits && ours && out.bytes(file.checks_at, mark.len())? == mark {
         return file.contents.iter().map(|(content, at)| is_done(content, *at, out)).collect();
     }
-    if !starts_with(out, file)? && len >= 4 && out.bytes(0, 4)? == b"GGUF" {
+    if !ours && len >= 4 && out.bytes(0, 4)? == b"GGUF" {
         return Err(Error::Invalid(format!(
             "{}: this is the unfinished work of a run with other options or of another program; give the same command to go \
              on with it, or remove it",

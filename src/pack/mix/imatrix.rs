@@ -8,7 +8,7 @@ use std::path::Path;
 use super::shape::Shape;
 use crate::error::{Error, Result};
 use crate::index::{ExpertTensor, GgmlType, Header, Tensor};
-use crate::pack::copy::{self, Named};
+use crate::pack::copy::Stamped;
 
 /// What the calibration found of an expert's input.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,8 +24,8 @@ pub struct Input {
 /// An importance matrix. Read when it is asked for: it may be larger than memory is.
 #[derive(Debug)]
 pub struct Imatrix {
+    pub(super) file: Stamped,
     header: Header,
-    stamp: u32,
     /// CRC-32 of the file.
     pub crc32: u32,
 }
@@ -49,8 +49,8 @@ impl Imatrix {
     /// [`Error::File`] when it cannot be read, [`Error::Format`] or [`Error::Invalid`] when it is no importance matrix.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
-        let stamp = copy::stamp([path])?;
-        let file = Named::open(path)?;
+        let stamped = Stamped::open(path)?;
+        let file = &stamped.file;
         let mut hasher = crc32fast::Hasher::new();
         let mut reader = std::io::BufReader::with_capacity(1 << 20, &file.file);
         let mut first = None;
@@ -74,22 +74,17 @@ impl Imatrix {
         if !header.tensors.iter().any(|t| t.name.ends_with(SUMS)) {
             return refuse("this is no importance matrix; give the file that llama-imatrix wrote");
         }
-        Ok(Self { header, stamp, crc32: hasher.finalize() })
+        Ok(Self { file: stamped, header, crc32: hasher.finalize() })
     }
 
     /// The file's name.
     pub fn name(&self) -> String {
-        self.header.file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-    }
-
-    /// Fails when the file was changed since it was opened.
-    pub(super) fn unchanged(&self) -> Result<()> {
-        copy::unchanged(&self.header.file.path, self.stamp)
+        self.file.file.name()
     }
 
     /// Whether it says anything of one of the tensors.
     pub fn knows(&self, tensors: &[ExpertTensor]) -> bool {
-        tensors.iter().any(|t| self.header.tensors.iter().any(|of| of.name == format!("{}{SUMS}", t.name)))
+        tensors.iter().any(|t| self.find(t, SUMS).is_some())
     }
 
     /// What it says of a tensor of which each token uses `n_used` experts. `None`: nothing, as llama-imatrix does not compute the
@@ -98,12 +93,11 @@ impl Imatrix {
     /// # Errors
     /// [`Error::Invalid`] when it makes no sense; [`Error::File`] when it cannot be read.
     pub fn of(&self, tensor: &ExpertTensor, n_used: u32) -> Result<Option<Inputs<'_>>> {
-        if !self.knows(std::slice::from_ref(tensor)) {
-            return Ok(None);
-        }
+        let Some(sums) = self.find(tensor, SUMS) else { return Ok(None) };
         let [columns, _, n_expert, _] = tensor.ne;
-        let sums = self.find(tensor, SUMS, [columns, n_expert])?;
-        let counts = self.floats(self.find(tensor, COUNTS, [1, n_expert])?, 0, n_expert as usize)?;
+        let sums = self.shaped(tensor, Some(sums), [columns, n_expert])?;
+        let counts = self.shaped(tensor, self.find(tensor, COUNTS), [1, n_expert])?;
+        let counts = self.floats(counts, 0, n_expert as usize)?;
         let tokens = counts.iter().map(|n| f64::from(*n)).sum::<f64>() / f64::from(n_used.max(1));
         if tokens <= 0.0 {
             return Err(
@@ -116,9 +110,13 @@ impl Imatrix {
         Ok(Some(inputs))
     }
 
-    fn find(&self, of: &ExpertTensor, suffix: &str, shape: [u64; 2]) -> Result<&Tensor> {
+    fn find(&self, of: &ExpertTensor, suffix: &str) -> Option<&Tensor> {
         let name = format!("{}{suffix}", of.name);
-        match self.header.tensors.iter().find(|t| t.name == name) {
+        self.header.tensors.iter().find(|t| t.name == name)
+    }
+
+    fn shaped<'a>(&self, of: &ExpertTensor, found: Option<&'a Tensor>, shape: [u64; 2]) -> Result<&'a Tensor> {
+        match found {
             None => Err(self.refuse(of, "it is not there; make one with this model and llama-imatrix")),
             Some(t) if t.ty != GgmlType::F32 || t.ne != [shape[0], shape[1], 1, 1] => {
                 Err(self.refuse(of, "it has another shape; make one with this model and llama-imatrix"))
@@ -133,7 +131,7 @@ impl Imatrix {
 
     /// So many values of a tensor, none of which is negative or not finite.
     fn floats(&self, tensor: &Tensor, first: usize, n: usize) -> Result<Vec<f32>> {
-        let bytes = Named::open(&self.header.file.path)?.bytes(tensor.offset + 4 * first as u64, 4 * n)?;
+        let bytes = self.file.file.bytes(tensor.offset + 4 * first as u64, 4 * n)?;
         let floats: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         if floats.iter().all(|v| v.is_finite() && *v >= 0.0) {
             return Ok(floats);

@@ -21,7 +21,7 @@ use super::shape::Covariance;
 use crate::error::{Error, Result};
 use crate::index::{ExpertTensor, Index};
 use crate::inputs::{Header, Record, VERSION, recorded_with};
-use crate::pack::copy::{self, Named};
+use crate::pack::copy::Stamped;
 
 /// Columns of the largest square.
 const STRETCH: usize = 2048;
@@ -35,11 +35,10 @@ const LAYER_ROWS: usize = 8;
 /// A recording. Its rows are read when they are asked for: it may be larger than memory is.
 #[derive(Debug)]
 pub struct Recording {
-    file: Named,
+    pub(super) file: Stamped,
     header: Header,
     /// By tensor of the header: records, and where their picks begin.
     records: Vec<Vec<(Record, u64)>>,
-    stamp: u32,
     /// CRC-32 of the file.
     pub crc32: u32,
 }
@@ -65,8 +64,8 @@ impl Recording {
         let refuse = |why: &str| Error::Invalid(format!("{}: {why}", path.display()));
         let damaged =
             || refuse("this recording of inputs is damaged, or was not finished; make it again with --les-inputs");
-        let stamp = copy::stamp([path])?;
-        let file = Named::open(path)?;
+        let stamped = Stamped::open(path)?;
+        let file = &stamped.file;
         let mut reader = BufReader::with_capacity(1 << 20, &file.file);
         let mut line = Vec::new();
         // no other file is read to its end in search of a line
@@ -110,17 +109,12 @@ impl Recording {
                 left -= now as u64;
             }
         }
-        Ok(Self { header, records, stamp, crc32: hasher.finalize(), file })
+        Ok(Self { file: stamped, header, records, crc32: hasher.finalize() })
     }
 
     /// The file's name.
     pub fn name(&self) -> String {
-        self.file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-    }
-
-    /// Fails when the file was changed since it was opened.
-    pub(super) fn unchanged(&self) -> Result<()> {
-        copy::unchanged(&self.file.path, self.stamp)
+        self.file.file.name()
     }
 
     /// Whether it says anything of one of the tensors.
@@ -144,7 +138,7 @@ impl Recording {
         let Some(at) = found.filter(same) else {
             return Err(self.refuse(tensor, "it has none of that shape; make it with this model and --les-inputs"));
         };
-        let file = Named::open(&self.file.path)?;
+        let file = &self.file.file;
         let mut rows = vec![Vec::new(); tensor.n_expert() as usize];
         let (mut tokens, mut all) = (0, Vec::new());
         for &(record, picks_at) in &self.records[at] {
@@ -174,7 +168,7 @@ impl Recording {
 
     /// Adds the squares of rows.
     fn add(&self, tensor: &ExpertTensor, rows: &[u64], to: &mut Covariance) -> Result<()> {
-        let file = Named::open(&self.file.path)?;
+        let file = &self.file.file;
         let columns = tensor.ne[0] as usize;
         for rows in rows.chunks(ROWS) {
             let mut values = Vec::with_capacity(rows.len() * columns);
@@ -192,7 +186,7 @@ impl Recording {
     }
 
     fn refuse(&self, of: &ExpertTensor, why: &str) -> Error {
-        Error::Invalid(format!("{}: the inputs of {}: {why}", self.file.path.display(), of.name))
+        Error::Invalid(format!("{}: the inputs of {}: {why}", self.file.file.path.display(), of.name))
     }
 }
 

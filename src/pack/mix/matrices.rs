@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::ffi::ggml::{Ggml, Rows};
 use crate::index::{ExpertTensor, GgmlType, Index};
 use crate::pack::Source;
-use crate::pack::copy::Named;
 
 /// Values that are quantized at once: a matrix may be larger than the memory that there is for it.
 const AT_ONCE: u64 = 8 << 20;
@@ -52,13 +51,13 @@ impl Quantizer {
             if !imatrix.knows(&index.tensors) {
                 return refuse(&imatrix.name(), "llama-imatrix");
             }
-            imatrix.unchanged()?;
+            imatrix.file.unchanged()?;
         }
         if let Some(recording) = &self.recording {
             if !recording.knows(&index.tensors) {
                 return refuse(&recording.name(), "--les-inputs");
             }
-            recording.unchanged()?;
+            recording.file.unchanged()?;
         }
         Ok(())
     }
@@ -174,8 +173,7 @@ impl Matrices<'_> {
     }
 
     fn read(&self, expert: u32, rows: impl IntoIterator<Item = (u64, u64)>) -> Result<Vec<u8>> {
-        // a handle of its own, as each has one position
-        let file = Named::open(&self.source.files[self.tensor.file as usize].path)?;
+        let file = &self.source.files[self.tensor.file as usize];
         let row_bytes = self.tensor.expert_bytes / self.tensor.ne[1];
         let mut bytes = Vec::new();
         for (first, n) in rows {
