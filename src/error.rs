@@ -1,7 +1,7 @@
 //! The one error type: every variant names what failed, where, and what to do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::options::Size;
 
@@ -115,6 +115,11 @@ pub enum Error {
         /// The operating system's answer.
         source: io::Error,
     },
+}
+
+/// That of `what` with a file.
+pub(crate) fn failed(path: &Path, what: &'static str, source: io::Error) -> Error {
+    Error::File { path: path.to_owned(), what, source }
 }
 
 /// Why an expert could not be read, and what to do about it.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, failed};
 use crate::index::{Index, Part};
 
 /// The version of the format.
@@ -104,9 +104,7 @@ impl Recorder {
     /// [`Error::File`] when it cannot be written.
     pub fn create(path: &Path, index: &Index) -> Result<Self> {
         let file = File::create(path).map_err(|e| failed(path, "create the recording of inputs", e))?;
-        let model = index.files.first().and_then(|f| f.path.file_name()).unwrap_or_default();
-        let mut header =
-            Header { les_inputs: VERSION, model: model.to_string_lossy().into_owned(), tensors: Vec::new() };
+        let mut header = Header { les_inputs: VERSION, model: index.model_name(), tensors: Vec::new() };
         let mut tensors = Vec::new();
         for (i, t) in index.tensors.iter().enumerate() {
             tensors.push((recorded_with(index, i) == i).then_some((header.tensors.len() as u32, 0)));
@@ -166,8 +164,4 @@ impl Recorder {
             self.out = None;
         }
     }
-}
-
-fn failed(path: &Path, what: &'static str, source: std::io::Error) -> Error {
-    Error::File { path: path.to_owned(), what, source }
 }

@@ -162,6 +162,12 @@ pub struct Index {
 }
 
 impl Index {
+    /// The name of the model's first file.
+    pub fn model_name(&self) -> String {
+        let name = self.files.first().and_then(|file| file.path.file_name()).unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// Indexes a model from the path of its file, or of any of its shards: the others are found by the naming
     /// `NAME-00001-of-000NN.gguf`.
     ///

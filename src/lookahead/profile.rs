@@ -132,11 +132,10 @@ pub struct Profile {
 impl Profile {
     /// The profile at `path` of the model of `index`, and what it holds if it is there.
     pub fn open(path: &Path, index: &Index) -> (Self, Option<Learned>) {
-        let model = index.files.first().and_then(|f| f.path.file_name()).unwrap_or_default();
         let mut profile = Self {
             // a link stays one, and the working directory may change until the end
             path: path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned()),
-            model: model.to_string_lossy().into_owned(),
+            model: index.model_name(),
             identity: Identity::of(index),
             knew: false,
             foreign: false,

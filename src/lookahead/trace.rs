@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::predict::{GateMass, Recall};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, failed};
 use crate::index::Index;
 
 /// The version of the format.
@@ -113,8 +113,7 @@ impl Writer {
     /// [`Error::File`] when it cannot be written.
     pub fn create(path: &Path, index: &Index) -> Result<Self> {
         let file = File::create(path).map_err(|e| failed(path, "create the trace", e))?;
-        let model = index.files.first().and_then(|f| f.path.file_name()).unwrap_or_default();
-        let header = Header { les_trace: VERSION, model: model.to_string_lossy().into_owned(), layers: layers(index) };
+        let header = Header { les_trace: VERSION, model: index.model_name(), layers: layers(index) };
         let mut writer = Self { out: BufWriter::new(file), path: path.to_owned() };
         writer.line(&header)?;
         Ok(writer)
@@ -203,10 +202,6 @@ impl Iterator for Reader {
         });
         Some(record)
     }
-}
-
-fn failed(path: &Path, what: &'static str, source: std::io::Error) -> Error {
-    Error::File { path: path.to_owned(), what, source }
 }
 
 #[cfg(test)]
