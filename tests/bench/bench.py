@@ -5,6 +5,7 @@ in memory.
     python3 tests/bench/bench.py MODEL.gguf [--runs N] [--caps 3072,12288] [--tokens N]
     python3 tests/bench/bench.py MODEL.gguf --lookahead [--warm N] [--rate MIB | --ram]
     python3 tests/bench/bench.py MODEL.gguf --against PACKED.gguf [--against SMALLER.gguf]
+    python3 tests/bench/bench.py MODEL.gguf --beside MIB
 
 Needs the programs in build/bin (and build/stock/bin/llama-bench for the comparison with stock), root and memory control
 groups for the caps. The cases are run in turn, N times each; medians with the least and the largest are printed. Run it
@@ -22,6 +23,7 @@ import subprocess
 import tempfile
 
 import against
+import beside
 import lookahead
 from runs import ROOT, generate, into_page_cache, show
 
@@ -130,11 +132,16 @@ def main():
     ap.add_argument("--no-resident", action="store_true", help="leave out the cases that need memory for the whole model")
     lookahead.add_arguments(ap)
     against.add_arguments(ap)
+    beside.add_arguments(ap)
     args = ap.parse_args()
     if args.pairs:
         pairs(args)
         return
-    if args.lookahead or args.beside:
+    if args.beside:
+        lookahead.check(ap, args)
+        beside.bench(args)
+        return
+    if args.lookahead:
         lookahead.bench(ap, args)
         return
     if args.against:

@@ -6,7 +6,6 @@ order of the two changes from round to round. What is shown is of the rounds, ea
 """
 import contextlib
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -32,9 +31,6 @@ def add_arguments(ap):
     group.add_argument("--device-seconds", type=float, default=2, metavar="S", help="how long the device is measured each time")
     group.add_argument("--rate", type=int, metavar="MIB", help="a slower device: MiB per second")
     group.add_argument("--ram", action="store_true", help=f"a faster device: a copy of the model in {RAM_DISK}")
-    group.add_argument("--beside", type=int, metavar="MIB",
-                       help="instead: what a token takes to compute with everything in memory, alone and while another "
-                            "process reads so many MiB per second")
     group.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rounds and their summary")
 
 
@@ -110,33 +106,6 @@ def resident(args):
     into_page_cache(args.model)
     flags = ["--les", "off", "--no-repack", "-lm", "mmap"]
     return decode_ms(run(command_of(args, args.warm + args.tokens, 0, flags)))
-
-
-def beside(args):
-    """What reading takes from computing, whoever reads when: each round without and with a reader, in turn."""
-    rows = []
-    for n in range(args.runs):
-        row = {}
-        for reading in (False, True) if n % 2 == 0 else (True, False):
-            with reader(args) if reading else contextlib.nullcontext():
-                row["ms while reading" if reading else "ms alone"] = resident(args)
-        rows.append({**row, "more": row["ms while reading"] / row["ms alone"]})
-        print(f"round {n + 1}/{args.runs}: " + ", ".join(f"{key} {value:.3f}" for key, value in rows[-1].items()), flush=True)
-    show(f"computing, and {args.beside} MiB per second being read", rows)
-
-
-@contextlib.contextmanager
-def reader(args):
-    """Reads the model's experts at a rate, past the page cache, until it is not wanted any more."""
-    command = [str(args.bin / "les"), "bench", str(args.model), "--io", args.io, "--depth", "8", "--seconds", "80000"]
-    process = subprocess.Popen(command, env={**os.environ, "LES_FAULT": f"rate@{args.beside}"}, stdout=subprocess.DEVNULL)
-    try:
-        yield process
-        if process.poll() is not None:
-            raise SystemExit(f"{' '.join(command)}\nexit code {process.returncode}")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def device(args):
@@ -236,9 +205,6 @@ def on_ram_disk(model, most, disk=RAM_DISK, meminfo="/proc/meminfo"):
 def bench(ap, args):
     """The mode."""
     check(ap, args)
-    if args.beside:
-        beside(args)
-        return
     caps = [int(cap) for cap in (args.caps or "3072,6144,12288").split(",")]
     args.model_name = pathlib.Path(args.model).name
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The computations of bench.py --against and --beside. No model is run."""
+"""The computations of bench.py --against. No model is run."""
 import argparse
 import pathlib
 import sys
@@ -37,27 +37,6 @@ class Against(unittest.TestCase):
             with mock.patch.object(lookahead, "stream", stream), mock.patch("builtins.print"):
                 against.bench(args)
         self.assertEqual(ran, [(cap, name, "on") for names in ("ab", "ba") for cap in (5, 6) for name in names])
-
-
-class Beside(unittest.TestCase):
-    def test_a_reader_that_ends_before_its_time_is_an_error(self):
-        with tempfile.TemporaryDirectory() as folder:
-            les = pathlib.Path(folder) / "les"
-            les.write_text("#!/bin/sh\nexit 3\n")
-            les.chmod(0o755)
-            args = argparse.Namespace(bin=pathlib.Path(folder), model="m", io="auto", beside=100)
-            with self.assertRaises(SystemExit), lookahead.reader(args) as process:
-                process.wait()
-
-    def test_a_reader_that_is_not_wanted_any_more_is_ended(self):
-        with tempfile.TemporaryDirectory() as folder:
-            les = pathlib.Path(folder) / "les"
-            les.write_text("#!/bin/sh\nexec sleep 1000\n")
-            les.chmod(0o755)
-            args = argparse.Namespace(bin=pathlib.Path(folder), model="m", io="auto", beside=100)
-            with lookahead.reader(args) as process:
-                pass
-            self.assertIsNotNone(process.returncode)
 
 
 if __name__ == "__main__":
