@@ -38,7 +38,7 @@ pub struct PackArgs {
     /// What llama-imatrix wrote for this model: which inputs of experts are large, and which experts are picked often
     #[arg(long, value_name = "FILE", requires = "target")]
     imatrix: Option<PathBuf>,
-    /// What --les-inputs recorded: errors of columns that go together are made to cancel out, which takes some twenty times as long
+    /// What --les-inputs recorded: errors of columns that go together are made to cancel out, which takes far longer
     #[arg(long, value_name = "FILE", requires = "target")]
     inputs: Option<PathBuf>,
     /// A trace of --les-trace: how often experts are picked, instead of what the importance matrix says
