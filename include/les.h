@@ -200,8 +200,6 @@ struct les_spec_step {
   uint32_t verified;
   // Of these, standing.
   uint32_t stood;
-  // Not used.
-  uint32_t reserved;
   // Nanoseconds that drafting took.
   uint64_t draft_ns;
   // Nanoseconds that all the rest of the step took.
