@@ -190,6 +190,7 @@ function(ggml_les_attach)
     # stay inside, as those of the Rust standard library would meet another Rust library's.
     ggml_les_add_glue(ggml-base "${root}" ggml-les.cpp)
     ggml_les_add_glue(ggml-base "${root}" ggml-les-walk.cpp)
+    ggml_les_add_glue(ggml-base "${root}" ggml-les-spec.cpp)
     target_link_libraries(ggml-base PRIVATE les::les)
     target_compile_definitions(ggml-base PUBLIC GGML_USE_LES)
     target_include_directories(ggml-base PUBLIC "$<BUILD_INTERFACE:${root}/ggml-patch>" "$<BUILD_INTERFACE:${root}/include>")
@@ -212,6 +213,7 @@ function(ggml_les_attach)
 
     if (TARGET llama-common)
         ggml_les_add_glue(llama-common "${root}" common-les.cpp)
+        ggml_les_add_glue(llama-common "${root}" common-les-spec.cpp)
     endif()
 
     if (LES_INSTALL)

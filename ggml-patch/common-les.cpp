@@ -35,6 +35,8 @@ static const les_flag les_flags[] = {
       "begin with what FILE knows of the model from earlier runs, and write it anew when the model is freed" },
     { "--les-inputs", "inputs", "FILE", "LLAMA_ARG_LES_INPUTS",
       "record in FILE what the experts are applied to, for les pack --inputs" },
+    { "--les-spec", "spec", "{off,adaptive,N}", "LLAMA_ARG_LES_SPEC",
+      "of the tokens that a --spec-type drafts, how many to verify at once: as many as pay, or up to N (default: adaptive)" },
 };
 
 static void les_set(const char * option, const std::string & value) {
@@ -57,7 +59,7 @@ static common_arg les_arg() {
 }
 
 std::vector<common_arg> common_les_args() {
-    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>(), les_arg<6>(), les_arg<7>(), les_arg<8>() };
+    return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>(), les_arg<6>(), les_arg<7>(), les_arg<8>(), les_arg<9>() };
 }
 
 bool common_les_parse(int argc, char ** argv, int & i) {

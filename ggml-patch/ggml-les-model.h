@@ -30,5 +30,9 @@ struct ggml_les_model {
     std::string last_error() const;
 };
 
+// the model that verifies what is drafted: the first one that streams, and what the option "spec" says. The caller releases it;
+// NULL when none streams
+ggml_les_model * ggml_les_target(std::string * width);
+
 // every operation that fails says so, once
 void ggml_les_fail(const std::string & why);

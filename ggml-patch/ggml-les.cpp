@@ -24,7 +24,7 @@
 
 namespace {
 
-const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile", "inputs" };
+const char * const option_names[] = { "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace", "profile", "inputs", "spec" };
 
 // options by the names of their flags without "les-"
 struct les_options {
@@ -173,6 +173,16 @@ void retain(ggml_les_model * model) {
     model->n_refs.fetch_add(1);
 }
 
+bool check_spec(const char * width, char * err, size_t err_len) {
+    les_spec_params params = {};
+    params.struct_size = sizeof(params);
+    params.width = width;
+    les_spec * spec = nullptr;
+    const bool right = les_spec_open(&params, &spec, err, err_len) == LES_OK;
+    les_spec_free(spec);
+    return right;
+}
+
 } // namespace
 
 std::string ggml_les_model::last_error() const {
@@ -197,7 +207,7 @@ bool ggml_les_set_option(const char * name, const char * value, char * err, size
     les_options options;
     options.values[name] = value;
     const les_params params = options.params();
-    if (les_params_check(&params, err, err_len) != LES_OK) {
+    if (les_params_check(&params, err, err_len) != LES_OK || (same("spec") && !check_spec(value, err, err_len))) {
         return false;
     }
     std::lock_guard<std::mutex> lock(state().mutex);
@@ -424,6 +434,16 @@ struct ggml_les_model * ggml_les_model_of_load(void) {
         retain(load_model);
     }
     return load_model;
+}
+
+ggml_les_model * ggml_les_target(std::string * width) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    if (state().live.empty()) {
+        return nullptr;
+    }
+    *width = state().options.get("spec");
+    retain(state().live[0]);
+    return state().live[0];
 }
 
 void ggml_les_model_release(struct ggml_les_model * model) {

@@ -14,7 +14,7 @@ extern "C" {
 // (LLAMA_ARG_LES, LLAMA_ARG_LES_CACHE, ...). While a model streams, the next ones are given what memory is left
 
 // set one option by the name of its flag without "les-": "mode", "cache", "io", "io-depth", "lookahead", "stats", "trace",
-// "profile", "inputs"
+// "profile", "inputs", "spec"
 // returns false and fills err when there is no such option, or the value makes no sense
 GGML_API bool ggml_les_set_option(const char * name, const char * value, char * err, size_t err_len);
 
@@ -67,6 +67,17 @@ GGML_API ggml_backend_buffer_type_t ggml_les_load_buffer_type(void);
 // a buffer for weights was allocated and is not written yet: has it take large pages, when this thread loads a model that
 // streams. Its weights are read, not mapped, and small pages of memory are slower than those of a mapped file
 GGML_API void ggml_les_load_buffer(ggml_backend_buffer_t buffer);
+
+// speculative decoding: how many tokens to draft and to verify, as in les.h
+
+// the sequence of a drafter that drafts up to n_max tokens, by the option "spec"; NULL when no model streams
+struct les_spec;
+GGML_API struct les_spec * ggml_les_spec_open(uint32_t n_max);
+GGML_API void ggml_les_spec_free(struct les_spec * spec);
+GGML_API uint32_t ggml_les_spec_draft(struct les_spec * spec);
+GGML_API uint32_t ggml_les_spec_verify(struct les_spec * spec, const float * confidences, uint32_t n);
+struct les_spec_step;
+GGML_API void ggml_les_spec_done(struct les_spec * spec, const struct les_spec_step * step);
 
 // computing: the CPU backend's calls
 

@@ -180,6 +180,8 @@ struct les_spec_params {
   uint32_t n_max;
   // What the draws begin with: the same calls after the same seed give the same tokens.
   uint64_t seed;
+  // The model that verifies, whose statistics tell of the sequence when it has ended; NULL: of none.
+  const struct les_model *model;
 };
 
 // A token, and how likely it is.
@@ -542,6 +544,13 @@ les_status les_spec_done(struct les_spec *spec,
 les_status les_spec_stats(struct les_spec *spec,
                           uint32_t width,
                           struct les_spec_width *out);
+
+// As `les_spec_stats`, of all sequences of a model that have ended. Any thread.
+//
+// As `les_spec_stats`.
+les_status les_model_spec_stats(const struct les_model *handle,
+                                uint32_t width,
+                                struct les_spec_width *out);
 
 // Ends the speculation of a sequence. NULL is fine. Any thread.
 les_status les_spec_free(struct les_spec *spec);

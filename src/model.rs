@@ -14,6 +14,7 @@ use crate::lookahead::{self, Lookahead};
 use crate::memory;
 use crate::options::{CacheSize, Mode, Options, Size};
 use crate::sched::{Due, FileGuard, Layer, LayerRequest, Request, Streamer, Ticket};
+use crate::spec;
 use crate::stats::Stats;
 use crate::store::{Arena, Plan, Store, Valued};
 use crate::sync::Mutex;
@@ -83,6 +84,8 @@ pub struct Model {
     /// Of inputs, where the options name one.
     recorder: OnceLock<Mutex<Recorder>>,
     engine_notice: OnceLock<String>,
+    /// Of sequences that have ended.
+    speculation: Mutex<spec::Summary>,
     last_error: Mutex<String>,
 }
 
@@ -114,6 +117,7 @@ impl Model {
             lookahead: OnceLock::new(),
             recorder: OnceLock::new(),
             engine_notice: OnceLock::new(),
+            speculation: Mutex::default(),
             last_error: Mutex::new(String::new()),
         })
     }
@@ -433,6 +437,7 @@ impl Model {
     pub fn stats(&self) -> Option<Stats> {
         let mut stats = self.streamer.get()?.stats();
         stats.peak_rss_bytes = memory::peak_rss();
+        stats.speculation = self.speculation();
         if let Some(lookahead) = self.lookahead.get() {
             let lookahead = lookahead.lock();
             lookahead.recalls().for_each(|(tensor, recalls)| stats.recalled(tensor, recalls));
@@ -442,6 +447,16 @@ impl Model {
             stats.profile_loaded = lookahead.knew();
         }
         Some(stats)
+    }
+
+    /// The speculation of a sequence has ended.
+    pub fn speculated(&self, widths: &spec::Widths) {
+        self.speculation.lock().add(widths);
+    }
+
+    /// What became of the sequences whose speculation has ended.
+    pub fn speculation(&self) -> spec::Summary {
+        self.speculation.lock().clone()
     }
 
     /// Remembers what went wrong, for [`Model::last_error`].

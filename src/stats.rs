@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::index::Index;
 use crate::lookahead::{Foreseen, GateMass, Recall, Reliability, expected_error};
+use crate::spec;
 use crate::store::Plan;
 
 /// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
@@ -141,6 +142,8 @@ pub struct Stats {
     pub marks: Vec<Mark>,
     /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
+    /// The speculation of all sequences that have ended.
+    pub speculation: spec::Summary,
     /// Per layer.
     pub layers: Vec<LayerStats>,
     /// The tensor whose operations are counted as steps: the first of all that were used. Those before it do not stream:
@@ -194,6 +197,7 @@ impl Stats {
             decode_steps: 0,
             marks: Vec::new(),
             peak_rss_bytes: 0,
+            speculation: spec::Summary::default(),
             step_tensor: None,
             layers,
             layer_of,

@@ -2,14 +2,17 @@
 
 use std::ffi::c_char;
 use std::mem::offset_of;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::model::Model;
 use crate::options::parse_spec;
-use crate::spec::{Candidate, Step, Widths, draw, judge};
+use crate::spec::{Candidate, Step, Summary, Widths, draw, judge};
 
 use super::guard::{Failure, Versioned, guard, guard_telling, ok, put, put_sized, size_up_to, sized, string_or_empty};
 use super::handle::Handles;
+use super::model::{LesModel, model};
 use super::status::{LES_ERR_HANDLE, LES_ERR_INVALID, LES_ERR_NULL, LES_OK, LesStatus};
 
 /// The speculation of one sequence of tokens. Never dereferenced.
@@ -20,6 +23,7 @@ pub struct LesSpec {
 struct Open {
     widths: Widths,
     rng: fastrand::Rng,
+    model: Option<Arc<Model>>,
 }
 
 static SPECS: Handles<Mutex<Open>> = Handles::new();
@@ -39,6 +43,8 @@ pub struct LesSpecParams {
     pub n_max: u32,
     /// What the draws begin with: the same calls after the same seed give the same tokens.
     pub seed: u64,
+    /// The model that verifies, whose statistics tell of the sequence when it has ended; NULL: of none.
+    pub model: *const LesModel,
 }
 
 // SAFETY: repr(C), the size first, and every field takes any bytes (pointers are checked for NULL, and the caller
@@ -47,7 +53,8 @@ unsafe impl Versioned for LesSpecParams {
     const LEAST: usize = size_up_to::<Self>(offset_of!(Self, seed), size_of::<u64>());
 }
 
-const NO_PARAMS: LesSpecParams = LesSpecParams { struct_size: 0, width: std::ptr::null(), n_max: 0, seed: 0 };
+const NO_PARAMS: LesSpecParams =
+    LesSpecParams { struct_size: 0, width: std::ptr::null(), n_max: 0, seed: 0, model: std::ptr::null() };
 
 /// A token, and how likely it is.
 #[repr(C)]
@@ -136,7 +143,8 @@ pub unsafe extern "C" fn les_spec_open(
         let mode = parse_spec(unsafe { string_or_empty(params.width) }?)?;
         let widths = Widths::new(mode, params.n_max as usize);
         let rng = fastrand::Rng::with_seed(params.seed);
-        let handle = std::ptr::without_provenance_mut(SPECS.open(Mutex::new(Open { widths, rng })));
+        let model = if params.model.is_null() { None } else { Some(model(params.model)?) };
+        let handle = std::ptr::without_provenance_mut(SPECS.open(Mutex::new(Open { widths, rng, model })));
         // SAFETY: the caller vouches for `out`.
         unsafe { put(out, handle) }?;
         Ok(LES_OK)
@@ -270,20 +278,40 @@ pub unsafe extern "C" fn les_spec_done(spec: *mut LesSpec, step: *const LesSpecS
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn les_spec_stats(spec: *mut LesSpec, width: u32, out: *mut LesSpecWidth) -> LesStatus {
     with(spec, |open| {
-        let of = open.widths.run().get(width as usize).ok_or(LES_ERR_INVALID)?;
-        let place = (width as usize).checked_sub(1).map(|place| open.widths.positions()[place]).unwrap_or_default();
-        let counters = LesSpecWidth {
-            struct_size: 0,
-            steps: of.steps,
-            tokens: of.tokens,
-            ns: of.ns,
-            tries: of.tries,
-            verified: place.verified,
-            stood: place.stood,
-            promised: place.promised,
-        };
+        let counters = counters(&Summary::from(&open.widths), width)?;
         // SAFETY: the caller vouches for `out`.
         ok(unsafe { put_sized(out, counters) })
+    })
+}
+
+/// As `les_spec_stats`, of all sequences of a model that have ended. Any thread.
+///
+/// # Safety
+/// As `les_spec_stats`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn les_model_spec_stats(
+    handle: *const LesModel,
+    width: u32,
+    out: *mut LesSpecWidth,
+) -> LesStatus {
+    guard(|| {
+        let counters = counters(&model(handle)?.speculation(), width)?;
+        // SAFETY: the caller vouches for `out`.
+        ok(unsafe { put_sized(out, counters) })
+    })
+}
+
+fn counters(summary: &Summary, width: u32) -> Result<LesSpecWidth, LesStatus> {
+    let (of, place) = summary.of(width as usize).ok_or(LES_ERR_INVALID)?;
+    Ok(LesSpecWidth {
+        struct_size: 0,
+        steps: of.steps,
+        tokens: of.tokens,
+        ns: of.ns,
+        tries: of.tries,
+        verified: place.verified,
+        stood: place.stood,
+        promised: place.promised,
     })
 }
 
@@ -294,7 +322,12 @@ pub extern "C" fn les_spec_free(spec: *mut LesSpec) -> LesStatus {
         if spec.is_null() {
             return Ok(LES_OK);
         }
-        SPECS.close(spec.addr()).map(|_| LES_OK).ok_or(LES_ERR_HANDLE)
+        let open = SPECS.close(spec.addr()).ok_or(LES_ERR_HANDLE)?;
+        let open = open.lock();
+        if let Some(model) = &open.model {
+            model.speculated(&open.widths);
+        }
+        Ok(LES_OK)
     })
 }
 

@@ -1,5 +1,7 @@
 //! How likely drafted tokens are to stand, learned from those that were verified.
 
+use serde::Serialize;
+
 use super::fading::Fading;
 
 /// Confidences are cut into so many bins, evenly from 0 to 1; one bin more has the tokens of drafters that tell none.
@@ -12,7 +14,7 @@ const HOPE: f64 = 0.7;
 const KEPT: f64 = 0.975;
 
 /// The tokens that were drafted at one place of a draft.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Position {
     /// Verified, with all those before it standing.
     pub verified: u64,
@@ -20,6 +22,14 @@ pub struct Position {
     pub stood: u64,
     /// The sum over them of how likely they were said to be to stand.
     pub promised: f64,
+}
+
+impl Position {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.verified += other.verified;
+        self.stood += other.stood;
+        self.promised += other.promised;
+    }
 }
 
 /// How likely a token is to stand when all those before it do, by its place in the draft and the drafter's confidence.

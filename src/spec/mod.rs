@@ -6,16 +6,19 @@
 //! acceptance: how likely drafted tokens are to stand
 //! cost:       what steps take
 //! fading:     a mean in which what is old fades
+//! summary:    what became of all sequences of a model
 //! ```
 
 mod acceptance;
 mod cost;
 mod fading;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod verify;
 mod width;
 
 pub use acceptance::Position;
+pub use summary::Summary;
 pub use verify::{Candidate, draw, judge};
 pub use width::{Mode, OfWidth, Step, Widths};

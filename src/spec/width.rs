@@ -18,6 +18,8 @@
 //! What was not measured for long may have changed: it is tried again as long as all tries together are expected to lose
 //! little.
 
+use serde::Serialize;
+
 use super::acceptance::{Acceptance, Position};
 use super::cost::Cost;
 
@@ -64,7 +66,7 @@ pub struct Step {
 }
 
 /// The steps of one width.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct OfWidth {
     /// How many.
     pub steps: u64,
@@ -74,6 +76,15 @@ pub struct OfWidth {
     pub ns: u64,
     /// Of these steps, those that were tries.
     pub tries: u64,
+}
+
+impl OfWidth {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.tokens += other.tokens;
+        self.ns = self.ns.saturating_add(other.ns);
+        self.tries += other.tries;
+    }
 }
 
 /// Chooses the widths. Takes its clock from outside.

@@ -1,0 +1,48 @@
+#include "ggml-les.h"
+
+#include "ggml-impl.h"
+
+#include "ggml-les-model.h"
+
+// how many tokens some drafters draft at once is limited by the context alone
+static const uint32_t most_drafted = 256;
+
+struct les_spec * ggml_les_spec_open(uint32_t n_max) {
+    std::string width;
+    ggml_les_model * target = ggml_les_target(&width);
+    if (!target) {
+        return nullptr;
+    }
+    les_spec_params params = {};
+    params.struct_size = sizeof(params);
+    params.width = width.c_str();
+    params.n_max = n_max < most_drafted ? n_max : most_drafted;
+    params.model = target->handle;
+    les_spec * spec = nullptr;
+    char err[512] = "";
+    if (les_spec_open(&params, &spec, err, sizeof(err)) != LES_OK) {
+        GGML_LOG_WARN("les: %s\n", err);
+    }
+    ggml_les_model_release(target);
+    return spec;
+}
+
+void ggml_les_spec_free(struct les_spec * spec) {
+    les_spec_free(spec);
+}
+
+uint32_t ggml_les_spec_draft(struct les_spec * spec) {
+    uint32_t n = 0; // on failure nothing is drafted
+    les_spec_draft(spec, &n);
+    return n;
+}
+
+uint32_t ggml_les_spec_verify(struct les_spec * spec, const float * confidences, uint32_t n) {
+    uint32_t width = 0;
+    les_spec_verify(spec, confidences, n, &width);
+    return width;
+}
+
+void ggml_les_spec_done(struct les_spec * spec, const struct les_spec_step * step) {
+    les_spec_done(spec, step);
+}
