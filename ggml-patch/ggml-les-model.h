@@ -33,6 +33,8 @@ struct ggml_les_model {
 // the model that verifies what is drafted: the first one that streams, and what the option "spec" says. The caller releases it;
 // NULL when none streams
 ggml_les_model * ggml_les_target(std::string * width);
+// what became of drafts; empty when there were none
+std::string ggml_les_spec_summary(const ggml_les_model * model);
 
 // every operation that fails says so, once
 void ggml_les_fail(const std::string & why);

@@ -147,7 +147,7 @@ std::string summary(const ggml_les_model * model) {
         model->name.c_str(), speed.c_str(), 100.0 * p.hits / std::max<uint64_t>(p.requests, 1),
         p.bytes_read / tokens / 1048576.0, p.wait_ns / tokens / 1e6,
         generated ? "generation" : "prompt", s.cache_bytes / 1048576.0, s.peak_rss_bytes / 1048576.0);
-    return buf;
+    return buf + ggml_les_spec_summary(model);
 }
 
 void forget_live(ggml_les_model * model) {

@@ -6,6 +6,7 @@ in memory.
     python3 tests/bench/bench.py MODEL.gguf --lookahead [--warm N] [--rate MIB | --ram]
     python3 tests/bench/bench.py MODEL.gguf --against PACKED.gguf [--against SMALLER.gguf]
     python3 tests/bench/bench.py MODEL.gguf --beside MIB
+    python3 tests/bench/bench.py MODEL.gguf --speculation [--right 0.6,0.95]
 
 Needs the programs in build/bin (and build/stock/bin/llama-bench for the comparison with stock), root and memory control
 groups for the caps. The cases are run in turn, N times each; medians with the least and the largest are printed. Run it
@@ -25,6 +26,7 @@ import tempfile
 import against
 import beside
 import lookahead
+import speculation
 from runs import ROOT, generate, into_page_cache, show
 
 # pairs that are left out: until they are over not every expert has been used
@@ -123,7 +125,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("model")
     ap.add_argument("--runs", type=int, default=5)
-    ap.add_argument("--caps", help="memory caps in MiB, separated by commas (3072,12288; with --lookahead also 6144; with --against 3072,6144)")
+    ap.add_argument("--caps", help="memory caps in MiB, separated by commas (3072,12288; with --lookahead and --speculation also 6144; with --against 3072,6144)")
     ap.add_argument("--tokens", type=int, default=128)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
@@ -133,6 +135,7 @@ def main():
     lookahead.add_arguments(ap)
     against.add_arguments(ap)
     beside.add_arguments(ap)
+    speculation.add_arguments(ap)
     args = ap.parse_args()
     if args.pairs:
         pairs(args)
@@ -147,6 +150,9 @@ def main():
     if args.against:
         lookahead.check(ap, args)
         against.bench(args)
+        return
+    if args.speculation:
+        speculation.bench(args)
         return
     # name: cap in MiB, flags, whether the model is read into the page cache before
     cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"], False) for cap in (args.caps or "3072,12288").split(",") if cap}
