@@ -146,11 +146,19 @@ fn packed_part<'a>(headers: &'a [Header], t: &ExpertTensor) -> Option<&'a index:
 /// All tensors in the order of the source.
 fn in_order<'a>(headers: &'a [Header], files: &[Named], model: &'a Index) -> Result<Vec<Item<'a>>> {
     let mut dense = Vec::new();
-    for (no, (header, file)) in headers.iter().zip(files).enumerate() {
-        let checks = Checks::read(file, header, no)?;
-        if !checks.fits(file, header)? {
-            let why = "its metadata are damaged, or were edited since it was packed; pack the model again, or copy the file again";
-            return Err(Error::Format { path: file.path.clone(), offset: 0, why: why.into() });
+    let checks = Checks::read_all(files, headers)?;
+    let of_model = checks::of_headers(headers, &checks);
+    for (no, ((header, file), checks)) in headers.iter().zip(files).zip(checks).enumerate() {
+        let wrong = if !checks.fits(file, header)? {
+            "its metadata are damaged, or were edited since it was packed"
+        } else if checks.model != of_model {
+            "parts of it are of another packing"
+        } else {
+            ""
+        };
+        if !wrong.is_empty() {
+            let why = format!("{wrong}; pack the model again, or copy the file again");
+            return Err(Error::Format { path: file.path.clone(), offset: 0, why });
         }
         dense.extend(checks::dense(header).zip(checks.dense).map(|(tensor, crc32)| Item::Dense(no, tensor, crc32)));
     }

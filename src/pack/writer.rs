@@ -56,7 +56,9 @@ pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut 
     source.unchanged()?;
     mix.map_or(Ok(()), |mix| mix.unchanged(source))?;
     // last, as nothing that was ended after this can go on
-    for ((file, output), checks) in layout.files.iter().zip(&outputs).zip(checks) {
+    let of_model = checks::of_model(checks.iter().map(|(checks, tables)| (checks, tables)));
+    for ((file, output), (checks, _)) in layout.files.iter().zip(&outputs).zip(checks) {
+        let checks = Checks { model: of_model, ..checks };
         let out = &output.temporary;
         out.write(file.checks_at, &checks.encode())?;
         out.file.set_len(file.bytes).map_err(out.error("write"))?;
@@ -125,14 +127,20 @@ fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
 }
 
 fn is_done(content: &Content, at: u64, out: &Named) -> Result<bool> {
-    let Content::Experts(Layer { table, bytes, .. }) = content else { return Ok(false) };
-    let there = out.bytes(at, Table::bytes(table.parts.len(), table.n_expert))?;
-    let Ok(there) = Table::decode(&there, *bytes) else { return Ok(false) };
+    let Content::Experts(layer) = content else { return Ok(false) };
+    let Some(there) = read_table(layer, at, out)? else { return Ok(false) };
     let same = |(a, b): (&Row, &Row)| (a.offset, a.bytes, a.ty) == (b.offset, b.bytes, b.ty);
-    Ok(there.parts == table.parts && there.rows.iter().zip(&table.rows).all(same))
+    Ok(there.parts == layer.table.parts && there.rows.iter().zip(&layer.table.rows).all(same))
 }
 
-/// Writes the tensors that are not done; answers with the checksums of those that are not experts.
+/// The table of a layer as it is in the file. `None` when there is none.
+fn read_table(layer: &Layer, at: u64, out: &Named) -> Result<Option<Table>> {
+    let bytes = out.bytes(at, Table::bytes(layer.table.parts.len(), layer.table.n_expert))?;
+    Ok(Table::decode(&bytes, layer.bytes).ok())
+}
+
+/// Writes the tensors that are not done; answers with the checksums of those that are not experts, without that of the
+/// model, and with those of the tables.
 fn write(
     file: &OutFile,
     source: &Source,
@@ -140,10 +148,12 @@ fn write(
     out: &Named,
     done: &[bool],
     copier: &mut Copier,
-) -> Result<Checks> {
+) -> Result<(Checks, Vec<u32>)> {
+    let mut tables = Vec::new();
     for ((content, at), &done) in file.contents.iter().zip(done) {
         match content {
             Content::Experts(layer) if done => {
+                tables.push(read_table(layer, *at, out)?.map_or(0, |table| table.crc32()));
                 let of = |&i: &usize| &source.index.tensors[i];
                 copier.skip(layer.tensors.iter().map(of).map(|t| t.expert_bytes * t.ne[2]).sum())?;
             }
@@ -158,6 +168,7 @@ fn write(
                 }
                 out.file.sync_data().map_err(out.error("write"))?;
                 out.write(*at, &table.encode())?;
+                tables.push(table.crc32());
             }
             Content::Dense(..) => {}
         }
@@ -169,7 +180,8 @@ fn write(
             dense.push(copier.copy((&source.files[*from], tensor.offset), tensor.bytes, Some((out, *at)))?);
         }
     }
-    Ok(Checks { header: crc32fast::hash(&file.header), header_bytes: file.header.len() as u64, dense })
+    let header = crc32fast::hash(&file.header);
+    Ok((Checks { header, header_bytes: file.header.len() as u64, model: 0, dense }, tables))
 }
 
 fn copy_experts(
