@@ -60,6 +60,25 @@ impl Output {
         Ok(self)
     }
 
+    /// Whether it begins with `header`, as what an earlier run of the same command has left does.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when something else is there, which may be the work of hours, or a file that is read for this one.
+    pub(super) fn begins_with(&self, header: &[u8]) -> Result<bool> {
+        let there = &self.temporary;
+        let len = there.file.metadata().map_err(there.error("inspect"))?.len();
+        let begin = there.bytes(0, len.min(header.len() as u64) as usize)?;
+        // ended while the header was written, or before it reached the device
+        if !header.starts_with(&begin) && begin.iter().any(|&byte| byte != 0) {
+            return Err(Error::Invalid(format!(
+                "{}: this is no unfinished work of the same command, but of one with other options, or another file; give \
+                 the same command to go on with it, or remove it, or give another name for the output",
+                there.path.display()
+            )));
+        }
+        Ok(begin == header)
+    }
+
     /// Removes it: there is nothing in it that a later run could use.
     pub(super) fn discard(self) {
         // at worst it is in the way of nothing

@@ -41,7 +41,8 @@ impl Item<'_> {
 /// [`Index::expert_bytes`] and `dense_bytes` in all.
 ///
 /// # Errors
-/// [`Error::Invalid`] when `output` exists, another run writes it, there is no room, or the model is not packed;
+/// [`Error::Invalid`] when `output` exists, another run writes it, something else has its temporary name, there is no room,
+/// or the model is not packed;
 /// [`Error::Format`] and [`Error::Read`] when something is damaged; [`Error::File`] when reading or writing fails.
 pub fn unpack(path: &Path, output: &Path, progress: &mut Progress) -> Result<Unpacked> {
     let headers = super::verify::packed_headers(path)?;
@@ -84,6 +85,7 @@ pub fn unpack(path: &Path, output: &Path, progress: &mut Progress) -> Result<Unp
     let bytes = source_bytes.filter(|bytes| (end..at).contains(bytes)).unwrap_or(at);
 
     let target = Output::claim(output)?;
+    target.begins_with(&header)?;
     let out = &target.temporary;
     out.file.set_len(0).map_err(out.error("write"))?;
     if let Err(error) = output::need_room(output, bytes) {

@@ -35,7 +35,7 @@ pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut 
     let outputs = claim(layout)?;
     let mut done = Vec::new();
     for (file, output) in layout.files.iter().zip(&outputs) {
-        done.push(begin(file, source, &output.temporary)?);
+        done.push(begin(file, source, output)?);
     }
     let bytes = layout.bytes();
     let layers = |i: usize| layout.files[i].contents.iter().zip(&done[i]);
@@ -104,20 +104,14 @@ fn starts_with(there: &Named, file: &OutFile) -> Result<bool> {
 }
 
 /// Begins a file, or finds out what an earlier run has done: per tensor.
-fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
+fn begin(file: &OutFile, source: &Source, output: &Output) -> Result<Vec<bool>> {
+    let out = &output.temporary;
     let mark = checks::mark(source.stamp);
+    let ours = output.begins_with(&file.header)?;
     let len = out.file.metadata().map_err(out.error("inspect"))?.len();
     let fits = len >= file.checks_at + mark.len() as u64;
-    let ours = starts_with(out, file)?;
     if fits && ours && out.bytes(file.checks_at, mark.len())? == mark {
         return file.contents.iter().map(|(content, at)| is_done(content, *at, out)).collect();
-    }
-    if !ours && len >= 4 && out.bytes(0, 4)? == b"GGUF" {
-        return Err(Error::Invalid(format!(
-            "{}: this is the unfinished work of a run with other options or of another program; give the same command to go \
-             on with it, or remove it",
-            out.path.display()
-        )));
     }
     out.file.set_len(0).map_err(out.error("write"))?;
     out.write(0, &file.header)?;
