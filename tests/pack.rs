@@ -8,7 +8,7 @@ mod bed;
 mod gguf;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bed::{Bed, les, patterned, unpack, verify};
 use gguf::Gguf;
@@ -267,50 +267,6 @@ fn an_unfinished_file_is_not_trusted() {
     assert_eq!(packed.resumed_bytes, 0);
     assert_eq!(verify(&bed.path("p.gguf")).unwrap(), [""; 0]);
     fs::remove_file(bed.path("p.gguf")).unwrap();
-}
-
-#[test]
-fn the_unfinished_work_of_another_command_is_not_lost() {
-    let bed = Bed::new(&Gguf::moe(3, 6, 2));
-    let unfinished = bed.path("p.gguf.unfinished");
-    let packed = bed.pack("once.gguf");
-    let other = Bed::new(&Gguf::moe(2, 6, 2));
-    let refused = |result: Result<()>| {
-        let text = result.unwrap_err().to_string();
-        assert!(text.contains("p.gguf.unfinished") && text.contains("remove it"), "{text}");
-    };
-    let pack_other = || {
-        let source = Source::open(&other.source)?;
-        let layout = Layout::new(&source, &bed.path("p.gguf"), None, None)?;
-        pack::pack(&source, &layout, None, &mut |_| Ok(())).map(|_| ())
-    };
-    let unpack_to = |from: &Path| unpack(from, &bed.path("p.gguf")).map(|_| ());
-
-    bed.pack_until("p.gguf", None, 2 * 3 * 6 + 2).unwrap_err();
-    let work = fs::read(&unfinished).unwrap();
-    refused(pack_other());
-    refused(unpack_to(&packed));
-    assert!(fs::read(&unfinished).unwrap() == work);
-    assert!(bed.pack_until("p.gguf", None, usize::MAX).unwrap().resumed_bytes > 0);
-    fs::remove_file(bed.path("p.gguf")).unwrap();
-
-    // nor is what is read, or what is no model
-    fs::copy(&packed, &unfinished).unwrap();
-    refused(unpack_to(&unfinished));
-    assert!(fs::read(&unfinished).unwrap() == fs::read(&packed).unwrap());
-    for there in [fs::read(&other.source).unwrap(), b"{\"layer\":0}\n".to_vec()] {
-        fs::write(&unfinished, &there).unwrap();
-        refused(pack_other());
-        refused(bed.pack_until("p.gguf", None, usize::MAX).map(|_| ()));
-        refused(unpack_to(&packed));
-        assert!(fs::read(&unfinished).unwrap() == there);
-    }
-
-    // unpack begins its own anew
-    let source = fs::read(&bed.source).unwrap();
-    fs::write(&unfinished, &source[..source.len() / 2]).unwrap();
-    unpack_to(&packed).unwrap();
-    assert!(fs::read(bed.path("p.gguf")).unwrap() == source);
 }
 
 #[test]

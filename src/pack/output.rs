@@ -86,6 +86,52 @@ impl Output {
     }
 }
 
+/// A name that is kept from other runs while it is found out what will be written: that may take hours. Nothing may be
+/// written in one file under the name before this is dropped.
+#[derive(Debug)]
+pub struct Reservation(Output);
+
+impl Reservation {
+    /// Reserves `target`; with `split` as the name from which those of shards are made.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the file or the first of the shards is there, or another run is at it; [`Error::File`] when
+    /// nothing can be written there.
+    pub fn new(target: &Path, split: bool) -> Result<Self> {
+        let reserved = Self(Output::open(target)?);
+        match split {
+            // it gets its name when all others have theirs
+            true => first_shards(target)?.iter().try_for_each(|shard| refuse_existing(shard))?,
+            false => refuse_existing(target)?,
+        }
+        Ok(reserved)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let there = &self.0.temporary;
+        if there.file.metadata().is_ok_and(|meta| meta.len() == 0) {
+            let _ = fs::remove_file(&there.path);
+        }
+    }
+}
+
+/// The first shards that are there of a model of this name.
+fn first_shards(target: &Path) -> Result<Vec<PathBuf>> {
+    let directory = directory_of(target);
+    let failed = |source| Error::File { path: directory.to_owned(), what: "list", source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let count = name.to_str().and_then(|name| name.strip_suffix(".gguf")?.rsplit_once("-of-")?.1.parse().ok());
+        if count.is_some_and(|count| super::layout::shard_path(target, 0, count).file_name() == Some(&name)) {
+            found.push(directory.join(name));
+        }
+    }
+    Ok(found)
+}
+
 fn refuse_existing(target: &Path) -> Result<()> {
     match fs::symlink_metadata(target) {
         Ok(_) => {

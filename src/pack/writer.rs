@@ -12,7 +12,7 @@ use super::layout::{Content, Layer, Layout, OutFile, Source};
 use super::mix::{Matrices, Mix};
 use super::output::{self, Output};
 use super::parallel;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::index::{Row, Table};
 
 /// What was done.

@@ -83,6 +83,7 @@ impl Bed {
 }
 
 pub fn unpack(from: &Path, to: &Path) -> Result<pack::Unpacked> {
+    let _none = STARTING.read_recursive();
     pack::unpack(from, to, &mut |_| Ok(()))
 }
 

@@ -8,7 +8,7 @@ use les::ffi::ggml::Ggml;
 use les::index::GgmlType;
 use les::options::{Size, parse_bytes};
 use les::pack::mix::{Imatrix, Mix, Quantizer, Recording, Target, Uses, is_float};
-use les::pack::{self, Layout, OutFile, Source};
+use les::pack::{self, Layout, OutFile, Reservation, Source};
 
 /// Write a model anew with all matrices of an expert together, aligned and with checksums
 ///
@@ -89,6 +89,8 @@ fn bits(text: &str) -> Result<Target, String> {
 
 pub fn pack(args: &PackArgs) -> anyhow::Result<()> {
     let source = Source::open(&args.model)?;
+    let split = args.split_max_size.is_some();
+    let reserved = (!args.dry_run).then(|| Reservation::new(&args.output, split)).transpose()?;
     let quantizer = args.target().map(|_| quantizer(args, &source)).transpose()?;
     let mix = args.target().zip(quantizer.as_ref()).map(|(target, of)| mix(args, &source, of, target)).transpose()?;
     let layout = Layout::new(&source, &args.output, args.split_max_size, mix.as_ref())?;
@@ -98,6 +100,8 @@ pub fn pack(args: &PackArgs) -> anyhow::Result<()> {
         println!("{:.2} are free there", Size(pack::room(&args.output)?));
         return Ok(());
     }
+    // one file is locked under the name itself
+    let _reserved = reserved.filter(|_| split);
     let bar = bar(source.index.expert_bytes() + source.index.dense_bytes);
     let packed = pack::pack(&source, &layout, mix.as_ref(), &mut |bytes| {
         bar.inc(bytes);
