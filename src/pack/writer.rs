@@ -154,12 +154,13 @@ fn write(
             Content::Experts(layer) => {
                 let mut table = layer.table.clone();
                 // what stands there may be of other types that take as many bytes: it must not outlive the experts
-                out.write(*at, &vec![0; Table::bytes(table.parts.len(), table.n_expert)])?;
+                out.write(*at, &vec![0; table.rows.first().map_or(0, |row| row.offset) as usize])?;
                 out.file.sync_data().map_err(out.error("write"))?;
                 match mix {
                     Some(mix) => make_experts(&mix.matrices(source, &layer.tensors)?, &mut table, (out, *at), copier)?,
                     None => copy_experts(layer, &mut table, source, (out, *at), copier)?,
                 }
+                fill_gaps(&table, layer.bytes, (out, *at))?;
                 out.file.sync_data().map_err(out.error("write"))?;
                 out.write(*at, &table.encode())?;
                 tables.push(table.crc32());
@@ -176,6 +177,15 @@ fn write(
     }
     let header = crc32fast::hash(&file.header);
     Ok((Checks { header, header_bytes: file.header.len() as u64, model: 0, dense }, tables))
+}
+
+/// Writes zeros between the matrices, and up to the end of the tensor, where an earlier run may have had others.
+fn fill_gaps(table: &Table, tensor_bytes: u64, (out, at): (&Named, u64)) -> Result<()> {
+    let next = table.rows.iter().skip(1).map(|row| row.offset).chain([tensor_bytes]);
+    table.rows.iter().zip(next).try_for_each(|(row, next)| {
+        let end = row.offset + row.bytes;
+        out.write(at + end, &vec![0; (next - end) as usize])
+    })
 }
 
 fn copy_experts(
