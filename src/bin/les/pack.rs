@@ -156,6 +156,7 @@ fn mix<'a>(args: &PackArgs, source: &Source, of: &'a Quantizer, target: Target) 
         let (part, ty, harm) = (kind.part, kind.ty, 100.0 * kind.harm);
         println!("{part:7}  {ty:8} {:9}  {:12.2}  {harm:11.1}%", kind.matrices, Size(kind.bytes));
     }
+    mix.notes().iter().for_each(|note| eprintln!("les: {note}"));
     Ok(mix)
 }
 
