@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use tempfile::TempDir;
 
 use super::Args;
+use super::scratch::Scratch;
 
 /// A mean and its standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -33,7 +33,7 @@ pub struct Harm {
 pub struct Perplexity<'a> {
     args: &'a Args,
     program: PathBuf,
-    scratch: TempDir,
+    scratch: Scratch,
 }
 
 impl<'a> Perplexity<'a> {
@@ -44,15 +44,14 @@ impl<'a> Perplexity<'a> {
         };
         let program = args.llama_perplexity.clone().or_else(beside).unwrap_or_else(|| "llama-perplexity".into());
         let dir = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
-        let scratch = TempDir::with_prefix_in("les-report-", &dir)
-            .with_context(|| format!("{}: cannot hold the logits; give another --scratch", dir.display()))?;
-        Ok(Self { args, program, scratch })
+        Ok(Self { args, program, scratch: Scratch::new(&dir)? })
     }
 
     /// Writes the logits of the base; answers with its perplexity.
     pub fn base(&self, model: &Path) -> anyhow::Result<f64> {
         let text = self.args.text.as_os_str();
         let said = self.run(model, &["-f".as_ref(), text])?;
+        self.scratch.check(&self.args.text, self.args.ctx_size)?;
         // the last of the running means
         let last = said.trim_end().rsplit(']').next().and_then(|rest| rest.trim_end_matches(',').parse().ok());
         last.with_context(|| format!("{} did not say a perplexity of {}", self.program.display(), model.display()))
@@ -68,7 +67,7 @@ impl<'a> Perplexity<'a> {
         eprintln!("les: {} is computed", model.display());
         let mut command = Command::new(&self.program);
         command.arg("-m").arg(model).arg("-c").arg(self.args.ctx_size.to_string());
-        command.arg("--kl-divergence-base").arg(self.scratch.path().join("logits")).args(more);
+        command.arg("--kl-divergence-base").arg(self.scratch.logits()).args(more);
         if let Some(n) = self.args.threads {
             command.arg("-t").arg(n.to_string());
         }

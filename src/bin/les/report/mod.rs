@@ -2,6 +2,7 @@
 
 mod measure;
 mod plot;
+mod scratch;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
