@@ -16,6 +16,8 @@ use bed::{Bed, les, verify};
 use gguf::Gguf;
 use les::ffi::ggml::Ggml;
 use les::index::{GgmlType, Header};
+use les::model::Model;
+use les::options::{Mode, Options};
 use les::pack::mix::{Mix, Quantizer, Target};
 use les::pack::{self, Layout, Packed, Source};
 use les::{Error, Result};
@@ -33,10 +35,10 @@ fn library() -> &'static Path {
 }
 
 /// A model of floats between -1 and 1: expert matrices of so many columns, down first.
-fn floats(layers: u32, experts: u64, columns: u64) -> Bed {
+fn floats(layers: u32, experts: u64, columns: u64, down: [u64; 2]) -> Bed {
     let mut gguf = Gguf::new().text("general.architecture", "qwen3moe").u32("qwen3moe.expert_used_count", 2);
     for layer in 0..layers {
-        for (part, columns, rows) in [("down", 96, 16), ("gate", columns, 8), ("up", columns, 8)] {
+        for (part, columns, rows) in [("down", down[0], down[1]), ("gate", columns, 8), ("up", columns, 8)] {
             let name = format!("blk.{layer}.ffn_{part}_exps.weight");
             gguf = gguf.tensor(&name, 0, &[columns, rows, experts], 4 * columns * rows * experts);
         }
@@ -70,7 +72,7 @@ fn pack_until(bed: &Bed, name: &str, target: Target, calls: usize) -> Result<Pac
 
 #[test]
 fn a_run_that_was_killed_goes_on() {
-    let bed = floats(3, 6, 64);
+    let bed = floats(3, 6, 64, [96, 16]);
     let target = Target::Bits(6.5);
     let bytes = pack_until(&bed, "once.gguf", target, usize::MAX).unwrap().bytes;
     let once = fs::read(bed.path("once.gguf")).unwrap();
@@ -92,12 +94,17 @@ fn a_run_that_was_killed_goes_on() {
     resumed.dedup();
     assert_eq!(resumed.len(), 3);
     assert_eq!(verify(&bed.path("once.gguf")).unwrap(), [""; 0]);
+
+    // it cannot be unpacked, so nobody is told to
+    let options = Options { mode: Mode::Off, ..Options::default() };
+    let text = Model::open(&bed.path("once.gguf")).unwrap().decide(&options).unwrap_err().to_string();
+    assert!(text.contains("the file that it was packed from") && !text.contains("les unpack"), "{text}");
 }
 
 /// What the program says of a choice, and without a target.
 #[test]
 fn what_one_may_not_expect_is_told() {
-    let bed = floats(1, 4, 256);
+    let bed = floats(1, 4, 256, [96, 16]);
     let [model, output] = [&bed.source, &bed.path("p.gguf")].map(|path| path.to_str().unwrap().to_owned());
     let said = |args: &[&str]| {
         let mut all = vec!["pack", &model, &output, "--dry-run", "--ggml", library().to_str().unwrap()];
@@ -113,4 +120,19 @@ fn what_one_may_not_expect_is_told() {
     assert!(kept.contains("les: down stays f32") && kept.contains("96 values"), "{kept}");
     let near = said(&["--bpw", "4.6", "--types", "q4_K,q4_0,q8_0"]);
     assert!(!near.contains("leaves room") && !near.contains("stays"), "{near}");
+}
+
+/// However little it is.
+#[test]
+fn the_least_that_is_named_is_possible() {
+    let bed = floats(1, 4, 32, [33, 4000]);
+    let [model, output] = [&bed.source, &bed.path("p.gguf")].map(|path| path.to_str().unwrap().to_owned());
+    let shrink = |percent: &str| {
+        let library = library().to_str().unwrap();
+        les(&["pack", &model, &output, "--dry-run", "--ggml", library, "--types", "q4_0,q8_0", "--shrink", percent])
+    };
+    let text = String::from_utf8(shrink("5%").stderr).unwrap();
+    let least = text.split("the least is --shrink ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or(&text);
+    let done = shrink(least);
+    assert!(done.status.success(), "{least}: {done:?}");
 }

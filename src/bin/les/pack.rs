@@ -79,7 +79,9 @@ fn ty(text: &str) -> Result<GgmlType, String> {
 fn percent(text: &str) -> Result<Target, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse().ok();
     let percent = number.filter(|n: &f64| *n > 0.0 && *n < 100.0);
-    percent.map(|n| Target::Shrink(n / 100.0)).ok_or_else(|| "give a percentage, such as 26.7%".into())
+    percent
+        .map(|n| Target::Shrink(n / 100.0))
+        .ok_or_else(|| "give a percentage above 0 and below 100, such as 26.7%".into())
 }
 
 fn bits(text: &str) -> Result<Target, String> {

@@ -263,7 +263,9 @@ impl Target {
         let possible = match self {
             Self::Shrink(_) => {
                 let percent = 100.0 * (1.0 - least as f64 / experts.bytes as f64);
-                format!("--shrink {:.1}%", (10.0 * percent).floor() / 10.0)
+                // as many decimals as it takes for something to be left
+                let parts = [1e1, 1e2, 1e4, 1e8].map(|parts| (parts * percent).floor() / parts);
+                format!("--shrink {}%", parts.into_iter().find(|&percent| percent > 0.0).unwrap_or(percent))
             }
             Self::Bits(_) => format!("--bpw {:.2}", (800.0 * least as f64 / experts.weights as f64).ceil() / 100.0),
             Self::File(_) => format!("--budget {least}"),
