@@ -129,6 +129,9 @@ fn quantizer(args: &PackArgs, source: &Source) -> anyhow::Result<Quantizer> {
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let recording = args.inputs.as_deref().map(Recording::open).transpose()?;
     let uses = args.trace.as_deref().map(|path| Uses::read(path, &source.index)).transpose()?;
+    if uses.as_ref().is_some_and(|uses| uses.cut) {
+        eprintln!("les: the last line of the trace was cut, and is left out");
+    }
     if imatrix.is_none() && recording.is_none() {
         eprintln!(
             "les: without --imatrix all inputs of an expert are taken to be alike, which makes a worse choice of types"
