@@ -49,16 +49,15 @@ fn a_text_that_is_too_short_is_named() {
 #[test]
 fn a_full_disk_is_not_taken_for_a_wrong_model() {
     // 128 tokens in the context, 4096 in the vocabulary, 8 contexts; and nothing but the beginning
-    let whole = r"printf '_logits_\200\0\0\0\0\20\0\0\10\0\0\0' >$logits; printf '[1]9.0,'";
-    for script in [whole, ": >$logits; printf '[1]9.0,'"] {
+    let whole = r"printf '_logits_\200\0\0\0\0\20\0\0\10\0\0\0' >$logits";
+    for script in [whole, ": >$logits"] {
         let text = failure(script);
         for word in ["scratch: the logits of the base take", "could be written", "another --scratch"] {
             assert!(text.contains(word), "{word:?} is not in: {text}");
         }
     }
     assert!(failure(whole).contains("take 4 MiB"));
-    // what is not known is not judged
-    assert!(failure("exit 0").contains("did not say a perplexity"));
+    assert!(failure("exit 0").contains("logits: No such file"));
 }
 
 #[test]
@@ -76,4 +75,19 @@ fn an_interrupted_report_leaves_nothing() {
     assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
     assert!(!running.wait().unwrap().success());
     assert_eq!(fs::read_dir(dir.path().join("scratch")).unwrap().count(), 0);
+}
+
+/// The perplexity of the base is that of the last table, as what is said while it runs may end too early.
+#[test]
+fn what_was_said_of_both_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = "Mean PPL(Q): 26.5 +- 1\nMean PPL(base): 26.25 +- 1\nMean KLD: 0.5 +- 0.25\n99.9% KLD: 2\nSame top p: 97.5 +- 0.5 %";
+    let logits =
+        r"printf '_logits_\4\0\0\0\2\0\0\0\1\0\0\0' >$logits; head -c 100 /dev/zero >>$logits; printf '[1]1.0,'";
+    let script = |table: &str| format!("case $* in *--kl-divergence) printf '{table}' ;; *) {logits} ;; esac");
+    let done = report(&dir, &script(&table.replace('%', "%%").replace('\n', "\\n"))).arg("--json").output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let rows: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!((&rows[0]["perplexity"], &rows[1]["perplexity"]), (&26.25.into(), &26.5.into()));
+    assert!(failure(&script("Mean PPL(Q): 26.5")).contains("give the command again"));
 }

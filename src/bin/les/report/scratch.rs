@@ -1,7 +1,7 @@
 //! Where the base's logits are meanwhile, and whether they are all there: llama-perplexity does not look.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -41,11 +41,7 @@ impl Scratch {
     pub fn check(&self, text: &Path, ctx_size: u32) -> anyhow::Result<()> {
         let path = self.logits();
         let told = || path.display().to_string();
-        let mut file = match File::open(&path) {
-            // what was to write it says more
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-            file => file.with_context(told)?,
-        };
+        let mut file = File::open(&path).with_context(told)?;
         let there = file.metadata().with_context(told)?.len();
         if there == HEAD_BYTES {
             let (text, least) = (text.display(), 2 * u64::from(ctx_size));
