@@ -5,6 +5,8 @@
 #include "traits.h"
 
 #include <new>
+#include <stdexcept>
+#include <string>
 
 #ifdef _WIN32
 #    define WIN32_LEAN_AND_MEAN
@@ -55,7 +57,8 @@ void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *
 void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     char err[1024] = "";
     if (!ggml_les_read(((ggml_les_buffer *) buffer->context)->model, tensor, data, offset, size, err, sizeof(err))) {
-        GGML_ABORT("les: %s", err);
+        // the functions that copy a model have no other way to say it
+        throw std::runtime_error(std::string("les: ") + err);
     }
 }
 

@@ -92,6 +92,8 @@ thread_local bool             loading          = false;
 thread_local ggml_les_model * load_model       = nullptr; // that streams
 thread_local bool             load_dry         = false;   // only sizes are wanted
 thread_local size_t           load_cache_bytes = 0;
+// a stock file has no room for experts of several types
+const char * const            TAKE_STOCK = "take the file that it was packed from, which les unpack makes unless experts differ in type";
 thread_local std::string      load_why_not;               // for a packed model, which must stream
 
 void copy_text(char * buf, size_t len, const std::string & text) {
@@ -242,7 +244,7 @@ bool ggml_les_load_begin(const char * fname, const char ** splits, size_t n_spli
     }
     const std::string mode = options.values["mode"];
     if (mode == "off") {
-        load_why_not = "use --les auto or on, or make a stock file of it with les unpack";
+        load_why_not = std::string("use --les auto or on, or ") + TAKE_STOCK;
         return true;
     }
     if (*fname == 0) {
@@ -336,7 +338,7 @@ bool ggml_les_packed_name(const char * name) {
 
 struct ggml_context * ggml_les_load_packed(char * err, size_t err_len) {
     if (!load_model) {
-        const std::string why = loading ? load_why_not : "make a stock file of it with les unpack first";
+        const std::string why = loading ? load_why_not : TAKE_STOCK;
         refuse(err, err_len, "the experts are packed for streaming: " + why);
         return nullptr;
     }
@@ -374,7 +376,7 @@ bool ggml_les_load_bind(struct ggml_tensor * tensor, int file, size_t offset, bo
     const les_tensor_info info = tensor_info(number);
     if (!*streams) {
         return !info.packed || refuse(err, err_len, std::string(tensor->name) + " is packed for streaming, and experts "
-            "stream only where they are left to the CPU; use --cpu-moe, or make a stock file of the model with les unpack");
+            "stream only where they are left to the CPU; use --cpu-moe, or " + TAKE_STOCK);
     }
     const bool same = number >= 0 &&
         info.file == (uint32_t) file && info.offset == offset && info.expert_bytes == tensor->nb[2] &&

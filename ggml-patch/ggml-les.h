@@ -173,7 +173,7 @@ struct ggml_les_load {
     // whether the tensor, which lies there, streams: the loader must not load it
     static bool bind(struct ggml_tensor * tensor, int file, size_t offset) {
         bool streams  = false;
-        char err[256] = "";
+        char err[512] = "";
         if (!ggml_les_load_bind(tensor, file, offset, &streams, err, sizeof(err))) {
             throw std::runtime_error(std::string("les: ") + err);
         }

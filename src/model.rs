@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::cputime;
 use crate::error::{Error, Result, why_unread};
-use crate::index::Index;
+use crate::index::{ExpertTensor, Index};
 use crate::inputs::Recorder;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
 use crate::lookahead::{self, Lookahead};
@@ -176,9 +176,14 @@ impl Model {
         match options.mode {
             Mode::Off if packed => {
                 let file = self.index.files[0].path.display();
+                // a stock file has no room for experts of several types
+                let other = match self.index.tensors.iter().any(ExpertTensor::is_mixed) {
+                    true => "take the file that it was packed from",
+                    false => "make a stock file of it with les unpack",
+                };
                 return Err(Error::Invalid(format!(
                     "{file}: the experts are packed for streaming and are not loaded into memory; use --les on or auto, \
-                     or make a stock file of it with les unpack"
+                     or {other}"
                 )));
             }
             Mode::Off => return off(format!("{experts} of experts are loaded into memory (--les off)")),
@@ -200,9 +205,12 @@ impl Model {
         if options.mode == Mode::Auto && budget == all && !packed {
             return off(format!("the experts ({experts}) fit in the cache and do not stream; --les on makes them"));
         }
+        // rounded up: it is what --les-cache must be given
+        let least = floor.next_multiple_of(1 << 20);
+        let shown = Size(budget.max(least));
         let (how, cache_bytes) = match options.cache {
-            CacheSize::Auto => (format!("what memory is left, about {}", Size(budget)), floor),
-            _ => (format!("{}", Size(budget)), budget),
+            CacheSize::Auto => (format!("what memory is left, about {shown}"), floor),
+            _ => (format!("{shown}"), budget),
         };
         Ok(Decision {
             streams: true,
@@ -210,8 +218,7 @@ impl Model {
             message: format!(
                 "{experts} of experts stream from the file through a cache of {how} (at least {}, at most {}); \
                  --les-cache sets it{}",
-                // rounded up: it is what --les-cache must be given
-                Size(floor.next_multiple_of(1 << 20)),
+                Size(least),
                 Size(all),
                 if packed { "" } else { ", --les off loads all" }
             ),

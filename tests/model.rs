@@ -78,6 +78,17 @@ fn a_cache_below_the_floor_is_refused_with_the_floor() {
 }
 
 #[test]
+fn the_smallest_cache_is_told_as_large_as_it_must_be_given() {
+    let file = file();
+    let model = Model::open(&file.path).unwrap();
+    let (floor, _) = model.cache_bounds();
+    assert!(!floor.is_multiple_of(1 << 20), "nothing would be rounded");
+    let least = floor.div_ceil(1 << 20);
+    let message = model.decide_given(&options(Mode::On, CacheSize::Min), Some(GIB)).unwrap().message;
+    assert!(message.contains(&format!("a cache of {least} MiB (at least {least} MiB, ")), "{message}");
+}
+
+#[test]
 fn what_is_handed_out_is_what_the_file_holds() {
     let file = file();
     let bytes = std::fs::read(&file.path).unwrap();

@@ -2,13 +2,15 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/bed.rs"]
+mod bed;
 #[path = "common/gguf.rs"]
 mod gguf;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
 
+use bed::{Bed, les, patterned, unpack, verify};
 use gguf::Gguf;
 use les::index::{GgmlType, Header, Index, PART_ALIGN, PackedPart, Part, Row, Table};
 use les::model::Model;
@@ -17,92 +19,6 @@ use les::pack::{self, EXPERT_ALIGN, Layout, Packed, Source};
 use les::sched::{Request, Step};
 use les::store::{Plan, extent};
 use les::{Error, Result};
-use parking_lot::RwLock;
-
-const PATTERN: u32 = 2_654_435_761;
-
-/// The file, no two places of whose data are alike.
-fn patterned(gguf: &Gguf) -> Vec<u8> {
-    let mut bytes = gguf.bytes();
-    let end = gguf.header().len();
-    let data = end.next_multiple_of(gguf.alignment as usize);
-    for (i, byte) in bytes.iter_mut().enumerate().skip(data) {
-        *byte = ((i as u32).wrapping_mul(PATTERN) >> 24) as u8;
-    }
-    // the gaps between tensors are zero
-    let mut at = data;
-    for t in &gguf.tensors {
-        at += t.bytes as usize;
-        let next = at.next_multiple_of(gguf.alignment as usize).min(bytes.len());
-        bytes[at..next].fill(0);
-        at = next;
-    }
-    bytes
-}
-
-/// A program that is being started holds for a moment what is locked here: none is while something is packed.
-static STARTING: RwLock<()> = RwLock::new(());
-
-struct Bed {
-    dir: tempfile::TempDir,
-    source: PathBuf,
-}
-
-impl Bed {
-    fn new(gguf: &Gguf) -> Self {
-        Self::of_bytes(&patterned(gguf))
-    }
-
-    fn of_bytes(bytes: &[u8]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let source = dir.path().join("model.gguf");
-        fs::write(&source, bytes).unwrap();
-        Self { dir, source }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Packs with a progress that fails at the call of that number, from 0.
-    fn pack_until(&self, name: &str, split: Option<u64>, calls: usize) -> Result<Packed> {
-        let _none = STARTING.read_recursive();
-        let source = Source::open(&self.source)?;
-        let layout = Layout::new(&source, &self.path(name), split, None)?;
-        let mut left = calls;
-        pack::pack(&source, &layout, None, &mut |_| {
-            left = left.checked_sub(1).ok_or_else(|| Error::Invalid("killed".into()))?;
-            Ok(())
-        })
-    }
-
-    fn pack(&self, name: &str) -> PathBuf {
-        self.pack_until(name, None, usize::MAX).unwrap();
-        self.path(name)
-    }
-
-    fn files(&self) -> Vec<String> {
-        let names = fs::read_dir(self.dir.path()).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|name| name != "model.gguf").collect();
-        names.sort();
-        names
-    }
-}
-
-fn unpack(from: &Path, to: &Path) -> Result<pack::Unpacked> {
-    pack::unpack(from, to, &mut |_| Ok(()))
-}
-
-/// What is damaged, as text.
-fn verify(path: &Path) -> Result<Vec<String>> {
-    let mut seen = 0;
-    let verified = pack::verify(path, &mut |bytes| {
-        seen += bytes;
-        Ok(())
-    })?;
-    assert_eq!(seen, pack::total_bytes(path)?);
-    Ok(verified.damage.iter().map(ToString::to_string).collect())
-}
 
 /// Models with what is unusual: alignment, version, a second set of experts, one expert, gate and up in one tensor.
 fn models() -> Vec<Gguf> {
@@ -336,9 +252,17 @@ fn an_unfinished_file_is_not_trusted() {
     bed.pack_until("p.gguf", None, 3).unwrap_err();
     assert_eq!(fs::read(&unfinished).unwrap()[table][..200], [0; 200]);
     fs::remove_file(&unfinished).unwrap();
-    // what somebody else left there
-    fs::write(&unfinished, "text").unwrap();
-    assert_eq!(again(), 0);
+    // what stands there of a layer without a table, as when its experts had other types
+    bed.pack_until("p.gguf", None, moment).unwrap_err();
+    let mut bytes = fs::read(&unfinished).unwrap();
+    bytes[tensor.offset as usize..(tensor.offset + tensor.bytes) as usize].fill(0xa5);
+    fs::write(&unfinished, bytes).unwrap();
+    assert_eq!(again(), one);
+    // a header that did not quite reach the device
+    for there in [&whole[..40], &[0; 5000]] {
+        fs::write(&unfinished, there).unwrap();
+        assert_eq!(again(), 0);
+    }
     // another model meanwhile, of the same size and with the same header
     bed.pack_until("p.gguf", None, moment).unwrap_err();
     let mut bytes = fs::read(&bed.source).unwrap();
@@ -349,15 +273,6 @@ fn an_unfinished_file_is_not_trusted() {
     assert_eq!(packed.resumed_bytes, 0);
     assert_eq!(verify(&bed.path("p.gguf")).unwrap(), [""; 0]);
     fs::remove_file(bed.path("p.gguf")).unwrap();
-    // the unfinished work of another command is not lost
-    bed.pack_until("p.gguf", None, moment).unwrap_err();
-    let work = fs::read(&unfinished).unwrap();
-    let other = Bed::new(&Gguf::moe(2, 6, 2));
-    let source = Source::open(&other.source).unwrap();
-    let layout = Layout::new(&source, &bed.path("p.gguf"), None, None).unwrap();
-    let text = pack::pack(&source, &layout, None, &mut |_| Ok(())).unwrap_err().to_string();
-    assert!(text.contains("p.gguf.unfinished") && text.contains("remove it"), "{text}");
-    assert!(fs::read(&unfinished).unwrap() == work);
 }
 
 #[test]
@@ -567,11 +482,6 @@ fn tables_that_lie_are_refused_when_the_file_is_opened() {
     }
 }
 
-fn les(args: &[&str]) -> Output {
-    let _one = STARTING.write();
-    Command::new(env!("CARGO_BIN_EXE_les")).args(args).output().unwrap()
-}
-
 #[test]
 fn the_commands() {
     let bed = Bed::new(&Gguf::moe(2, 4, 2));
@@ -587,8 +497,8 @@ fn the_commands() {
     assert!(plan.contains("are free there") && bed.files().is_empty());
     ok(&["pack", &at("model.gguf"), &at("p.gguf")]);
     let text = ok(&["verify", &at("p.gguf")]);
-    // header, two routers, 24 matrices
-    assert_eq!(text, "all 27 checksums are right\n");
+    // header, model, two routers, 24 matrices
+    assert_eq!(text, "all 28 checksums are right\n");
     assert!(ok(&["inspect", &at("p.gguf")]).contains("\nlayout    packed"));
     assert!(!ok(&["inspect", &at("model.gguf")]).contains("packed"));
     let text = ok(&["unpack", &at("p.gguf"), &at("u.gguf")]);
@@ -601,7 +511,7 @@ fn the_commands() {
     let output = les(&["verify", &at("p.gguf")]);
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(1));
-    assert!(out.contains("layer 1, expert 2 is damaged") && err.contains("1 of 27 checksums"), "{out}{err}");
+    assert!(out.contains("layer 1, expert 2 is damaged") && err.contains("1 of 28 checksums"), "{out}{err}");
     assert!(!les(&["pack", &at("model.gguf"), &at("q.gguf"), "--split-max-size", "0"]).status.success());
 }
 

@@ -95,6 +95,8 @@ pub struct Header {
     pub end: u64,
     /// The layers whose experts are packed, in the order of their data.
     pub packed: Vec<PackedLayer>,
+    /// Of a packed file: a checksum of the whole model, the same in all its files.
+    pub model: Option<u32>,
 }
 
 impl Header {
@@ -153,9 +155,9 @@ impl Header {
         }
         let end = r.pos;
         r.place(&mut tensors, end.checked_next_multiple_of(alignment))?;
-        let packed = packed::read(&mut r, &tensors)?;
+        let (packed, model) = packed::read(&mut r, &tensors)?;
         let file = ModelFile { path: path.to_owned(), size: r.size };
-        Ok(Self { file, version, kv, kv_places, alignment, tensors, end, packed })
+        Ok(Self { file, version, kv, kv_places, alignment, tensors, end, packed, model })
     }
 
     /// The value of an integer key, the largest where it is an array of one per layer. `None` when it is missing,

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 pub use gguf::{Header, Tensor, Value};
 pub use packed::{
-    PART_ALIGN, PREFIX, PackedLayer, PackedPart, Row, Table, VERSION, is_own, is_packed_name, layer_name,
+    CHECKS, CHECKS_MAGIC, CHECKS_MODEL, PART_ALIGN, PREFIX, PackedLayer, PackedPart, Row, Table, VERSION, is_own,
+    is_packed_name, layer_name,
 };
 pub use router::{Gating, Place, RouterPlaces, Rule};
 pub use types::GgmlType;

@@ -17,6 +17,12 @@ pub const PREFIX: &str = "les.";
 pub const VERSION: u32 = 1;
 /// Packers begin the matrices of an expert at multiples of this.
 pub const PART_ALIGN: u64 = 4 << 10;
+/// How the names begin of the tensors that hold checksums, one in each file.
+pub const CHECKS: &str = "les.checks.";
+/// How these tensors begin.
+pub const CHECKS_MAGIC: &[u8; 8] = b"LESCHECK";
+/// Where the checksum [of the model](super::Header::model) is in them, in bytes.
+pub const CHECKS_MODEL: usize = 28;
 
 const MAGIC: &[u8; 8] = b"LESEXPRT";
 const HEAD_BYTES: usize = 24;
@@ -102,6 +108,11 @@ impl Table {
         }
         out.extend(crc32fast::hash(&out).to_le_bytes());
         out
+    }
+
+    /// The checksum of all that it says, with which it ends in the file.
+    pub fn crc32(&self) -> u32 {
+        self.encode().last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
     }
 
     /// How long the table is that begins with `head`.
@@ -268,10 +279,17 @@ pub fn is_packed_name(name: &str) -> bool {
     is_own(name) || parse_layer_name(name).is_some()
 }
 
-/// Reads the tables of a file's packed layers. `r` is at the end of the tensor infos.
-pub(super) fn read<R: Read + Seek>(r: &mut Reader<'_, R>, tensors: &[Tensor]) -> Result<Vec<PackedLayer>> {
-    let mut layers = Vec::new();
+/// Reads the tables of a file's packed layers, and the checksum of the model, where there is one. `r` is at the end of
+/// the tensor infos.
+pub(super) fn read<R: Read + Seek>(
+    r: &mut Reader<'_, R>,
+    tensors: &[Tensor],
+) -> Result<(Vec<PackedLayer>, Option<u32>)> {
+    let (mut layers, mut model) = (Vec::new(), None);
     for (i, tensor) in tensors.iter().enumerate() {
+        if tensor.name.starts_with(CHECKS) {
+            model = model.or(read_model(r, tensor)?);
+        }
         let Some((layer, group)) = parse_layer_name(&tensor.name) else { continue };
         r.within = format!("tensor {:?}", tensor.name);
         let wrong = |r: &Reader<'_, R>, why: &str| Err(r.fail_at(tensor.offset, &format!("{why}; {REMEDY}")));
@@ -299,7 +317,19 @@ pub(super) fn read<R: Read + Seek>(r: &mut Reader<'_, R>, tensors: &[Tensor]) ->
             Err(why) => return wrong(r, &why),
         }
     }
-    Ok(layers)
+    Ok((layers, model))
+}
+
+/// The checksum of the model in a tensor of checksums. `None` where it is not one.
+fn read_model<R: Read + Seek>(r: &mut Reader<'_, R>, tensor: &Tensor) -> Result<Option<u32>> {
+    let mut head = [0; CHECKS_MODEL + 4];
+    if tensor.bytes < head.len() as u64 {
+        return Ok(None);
+    }
+    r.within = format!("tensor {:?}", tensor.name);
+    r.skip(tensor.offset - r.pos)?;
+    r.fill(&mut head)?;
+    Ok(head.starts_with(CHECKS_MAGIC).then(|| Fields(&head[CHECKS_MODEL..]).u32()))
 }
 
 impl ExpertTensor {

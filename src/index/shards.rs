@@ -55,7 +55,27 @@ pub(super) fn in_order(headers: Vec<Header>) -> Result<Vec<Header>> {
     }
     let headers: Vec<Header> = numbered.into_iter().map(|(_, header)| header).collect();
     check_tensors_count(&headers)?;
+    check_packing(&headers)?;
     Ok(headers)
+}
+
+/// Shards of two packings fit each other in every way but their content.
+fn check_packing(headers: &[Header]) -> Result<()> {
+    let packed: Vec<_> = headers.iter().filter_map(|header| Some((header, header.model?))).collect();
+    let like = |model: u32| packed.iter().filter(|(_, other)| *other == model).count();
+    // of several as frequent ones that of the first file
+    let Some((most, model)) = packed.iter().rev().max_by_key(|(_, model)| like(*model)) else { return Ok(()) };
+    match packed.iter().find(|(_, other)| other != model) {
+        None => Ok(()),
+        Some((header, _)) => {
+            let why = format!(
+                "it is of another packing than {}: other weights, other types, or damaged; \
+                 pack the model again, or copy the file again",
+                most.file.path.display()
+            );
+            Err(header.fail(0, why))
+        }
+    }
 }
 
 /// A model lacks tensors when its shards come from different splits.

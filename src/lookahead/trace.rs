@@ -143,11 +143,13 @@ impl Writer {
     }
 }
 
-/// Reads a trace, record by record.
+/// Reads a trace, record by record. A last line that was cut, as that of a run which was killed, is left out.
 pub struct Reader {
-    lines: std::io::Lines<BufReader<File>>,
+    input: BufReader<File>,
     path: PathBuf,
     line: u64,
+    /// Whether the last line was cut: known at the end.
+    pub cut: bool,
     /// What was traced.
     pub header: Header,
 }
@@ -159,15 +161,16 @@ impl Reader {
     /// [`Error::File`] when it cannot be read, [`Error::Invalid`] when it is no trace.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| failed(path, "open the trace", e))?;
-        let mut lines = BufReader::new(file).lines();
-        let first = lines.next().unwrap_or_else(|| Ok(String::new())).map_err(|e| failed(path, "read the trace", e))?;
+        let mut input = BufReader::new(file);
+        let mut first = String::new();
+        input.read_line(&mut first).map_err(|e| failed(path, "read the trace", e))?;
         let header: Header = serde_json::from_str(&first)
             .map_err(|e| Error::Invalid(format!("{}: not a trace of --les-trace: {e}", path.display())))?;
         if header.les_trace != VERSION {
             let why = format!("{}: a trace of version {}, not {VERSION}", path.display(), header.les_trace);
             return Err(Error::Invalid(why));
         }
-        Ok(Self { lines, path: path.to_owned(), line: 1, header })
+        Ok(Self { input, path: path.to_owned(), line: 1, cut: false, header })
     }
 }
 
@@ -178,11 +181,18 @@ impl Iterator for Reader {
         self.line += 1;
         let place = format!("{}: line {}", self.path.display(), self.line);
         let wrong = |why: String| Error::Invalid(format!("{place}: {why}; the trace is damaged: make it again"));
-        let text = match self.lines.next()? {
-            Ok(text) => text,
+        let mut text = String::new();
+        match self.input.read_line(&mut text) {
+            Ok(0) => return None,
+            Ok(_) => {}
             Err(e) => return Some(Err(failed(&self.path, "read the trace", e))),
-        };
-        let record = serde_json::from_str::<Record>(&text).map_err(|e| wrong(e.to_string())).and_then(|record| {
+        }
+        let record = serde_json::from_str::<Record>(&text);
+        if !text.ends_with('\n') && record.as_ref().is_err_and(serde_json::Error::is_eof) {
+            self.cut = true;
+            return None;
+        }
+        let record = record.map_err(|e| wrong(e.to_string())).and_then(|record| {
             let layers = self.header.layers.get(record.at as usize..).unwrap_or_default();
             let layer = layers.first().ok_or_else(|| wrong("no such layer".into()))?;
             let known = |e: &i32| u32::try_from(*e).is_ok_and(|e| e < layer.n_expert);
@@ -224,6 +234,27 @@ mod tests {
         let records = read(text).unwrap();
         assert_eq!(records[0].guesses, Vec::<Vec<(u32, f32)>>::new());
         assert_eq!(serde_json::to_string(&records[0]).unwrap(), text);
+    }
+
+    #[test]
+    fn a_last_line_that_was_cut_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace");
+        let header = r#"{"les_trace":1,"model":"m","layers":[{"layer":0,"n_expert":4,"n_used":2,"part_bytes":[1]}]}"#;
+        let line = r#"{"at":0,"rows":1,"picks":[0,3],"scores":[]}"#;
+        let read = |text: String| {
+            std::fs::write(&path, text).unwrap();
+            let mut reader = Reader::open(&path).unwrap();
+            let records: Vec<_> = reader.by_ref().collect();
+            (records.len(), records.iter().all(Result::is_ok), reader.cut)
+        };
+        for len in 1..line.len() {
+            assert_eq!(read(format!("{header}\n{line}\n{}", &line[..len])), (1, true, true), "{len}");
+        }
+        assert_eq!(read(format!("{header}\n{line}\n{line}")), (2, true, false));
+        // what is wrong in another way, or in the middle
+        assert_eq!(read(format!("{header}\n{line}\n{{\"at\":x")), (2, false, false));
+        assert_eq!(read(format!("{header}\n{}\n{line}\n", &line[..9])), (2, false, false));
     }
 
     #[test]

@@ -4,11 +4,11 @@
 
 use super::copy::Named;
 use crate::error::{Error, Result};
-use crate::index::{Header, PREFIX, VERSION, is_own};
+use crate::index::{CHECKS, CHECKS_MAGIC, CHECKS_MODEL, Header, VERSION, is_own};
 
-const MAGIC: &[u8; 8] = b"LESCHECK";
 const BEGUN: &[u8; 8] = b"LESBEGUN";
-const HEAD_BYTES: usize = 28;
+/// Header and model are the first of the checksums.
+const HEAD_BYTES: usize = CHECKS_MODEL - 4;
 
 /// The checksums of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,27 +17,30 @@ pub(super) struct Checks {
     pub(super) header: u32,
     /// How many bytes that are.
     pub(super) header_bytes: u64,
+    /// That of all files of the model: see [`of_model`].
+    pub(super) model: u32,
     /// CRC-32 of each tensor that is neither ours nor a layer's experts, in the order of the file.
     pub(super) dense: Vec<u32>,
 }
 
 /// Its name in file `no`, from 0.
 pub(super) fn name(no: usize) -> String {
-    format!("{PREFIX}checks.{no}")
+    format!("{CHECKS}{no}")
 }
 
 impl Checks {
     /// Bytes of the tensor, for so many dense tensors.
     pub(super) const fn bytes(n_dense: usize) -> usize {
-        HEAD_BYTES + 4 * n_dense + 4
+        HEAD_BYTES + 4 * (n_dense + 3)
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
+        let mut out = CHECKS_MAGIC.to_vec();
         out.extend(VERSION.to_le_bytes());
         out.extend((self.dense.len() as u32).to_le_bytes());
         out.extend(self.header_bytes.to_le_bytes());
         out.extend(self.header.to_le_bytes());
+        out.extend(self.model.to_le_bytes());
         self.dense.iter().for_each(|crc32| out.extend(crc32.to_le_bytes()));
         out.extend(crc32fast::hash(&out).to_le_bytes());
         out
@@ -47,7 +50,7 @@ impl Checks {
     ///
     /// # Errors
     /// [`Error::Format`] when they are missing or damaged.
-    pub(super) fn read(file: &Named, header: &Header, no: usize) -> Result<Self> {
+    fn read(file: &Named, header: &Header, no: usize) -> Result<Self> {
         let fail = |offset, why: &str| {
             let why = format!("{why}; pack the model again, or copy the file again");
             Error::Format { path: file.path.clone(), offset, why }
@@ -62,9 +65,9 @@ impl Checks {
         }
         let bytes = file.bytes(tensor.offset, Self::bytes(n_dense))?;
         let header_bytes = bytes[16..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-        let mut sums = bytes[HEAD_BYTES - 4..].as_chunks().0.iter().map(|b| u32::from_le_bytes(*b));
-        let read =
-            Self { header: sums.next().unwrap_or(0), header_bytes, dense: sums.by_ref().take(n_dense).collect() };
+        let mut sums = bytes[HEAD_BYTES..].as_chunks().0.iter().map(|b| u32::from_le_bytes(*b));
+        let [header, model] = [(); 2].map(|()| sums.next().unwrap_or(0));
+        let read = Self { header, header_bytes, model, dense: sums.take(n_dense).collect() };
         // its own checksum with it
         if read.encode() != bytes {
             return Err(fail(tensor.offset, "the checksums are damaged"));
@@ -72,10 +75,38 @@ impl Checks {
         Ok(read)
     }
 
+    /// Reads those of all files of a model.
+    ///
+    /// # Errors
+    /// As [`Checks::read`].
+    pub(super) fn read_all(files: &[Named], headers: &[Header]) -> Result<Vec<Self>> {
+        files.iter().zip(headers).enumerate().map(|(no, (file, header))| Self::read(file, header, no)).collect()
+    }
+
     /// Whether the file's header is what was written.
     pub(super) fn fits(&self, file: &Named, header: &Header) -> Result<bool> {
         Ok(self.header_bytes == header.end && crc32fast::hash(&file.bytes(0, header.end as usize)?) == self.header)
     }
+}
+
+/// The checksum of a model: of what its files hold, in their order, each with the checksums of its tables.
+///
+/// It is made of checksums alone. Those of the tables must not come after what they are of: a CRC over bytes and their
+/// CRC says nothing about the bytes.
+pub(super) fn of_model<'a, T: AsRef<[u32]>>(files: impl IntoIterator<Item = (&'a Checks, T)>) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for (checks, tables) in files {
+        for sum in [checks.header].iter().chain(&checks.dense).chain(tables.as_ref()) {
+            hasher.update(&sum.to_le_bytes());
+        }
+    }
+    hasher.finalize()
+}
+
+/// The same, of packed files.
+pub(super) fn of_headers(headers: &[Header], checks: &[Checks]) -> u32 {
+    let tables = |header: &Header| header.packed.iter().map(|layer| layer.table.crc32()).collect::<Vec<_>>();
+    of_model(checks.iter().zip(headers.iter().map(tables)))
 }
 
 /// The tensors of a file that have a checksum here.

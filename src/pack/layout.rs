@@ -207,7 +207,7 @@ impl Layout {
 }
 
 /// `NAME-00001-of-000NN.gguf` beside `NAME.gguf`.
-fn shard_path(output: &Path, no: usize, count: usize) -> PathBuf {
+pub(super) fn shard_path(output: &Path, no: usize, count: usize) -> PathBuf {
     let name = output.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.strip_suffix(".gguf").unwrap_or(&name);
     output.with_file_name(format!("{stem}-{:05}-of-{count:05}.gguf", no + 1))

@@ -22,7 +22,7 @@ mod verify;
 mod writer;
 
 pub use layout::{EXPERT_ALIGN, Layout, OutFile, Source};
-pub use output::room;
+pub use output::{Reservation, room};
 pub use unpack::{Unpacked, unpack};
 pub use verify::{Damage, Verified, total_bytes, verify};
 pub use writer::{Packed, pack};

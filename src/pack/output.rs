@@ -60,11 +60,76 @@ impl Output {
         Ok(self)
     }
 
+    /// Whether it begins with `header`, as what an earlier run of the same command has left does.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when something else is there, which may be the work of hours, or a file that is read for this one.
+    pub(super) fn begins_with(&self, header: &[u8]) -> Result<bool> {
+        let there = &self.temporary;
+        let len = there.file.metadata().map_err(there.error("inspect"))?.len();
+        let begin = there.bytes(0, len.min(header.len() as u64) as usize)?;
+        // ended while the header was written, or before it reached the device
+        if !header.starts_with(&begin) && begin.iter().any(|&byte| byte != 0) {
+            return Err(Error::Invalid(format!(
+                "{}: this is no unfinished work of the same command, but of one with other options, or another file; give \
+                 the same command to go on with it, or remove it, or give another name for the output",
+                there.path.display()
+            )));
+        }
+        Ok(begin == header)
+    }
+
     /// Removes it: there is nothing in it that a later run could use.
     pub(super) fn discard(self) {
         // at worst it is in the way of nothing
         let _ = fs::remove_file(&self.temporary.path);
     }
+}
+
+/// A name that is kept from other runs while it is found out what will be written: that may take hours. Nothing may be
+/// written in one file under the name before this is dropped.
+#[derive(Debug)]
+pub struct Reservation(Output);
+
+impl Reservation {
+    /// Reserves `target`; with `split` as the name from which those of shards are made.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the file or the first of the shards is there, or another run is at it; [`Error::File`] when
+    /// nothing can be written there.
+    pub fn new(target: &Path, split: bool) -> Result<Self> {
+        let reserved = Self(Output::open(target)?);
+        match split {
+            // it gets its name when all others have theirs
+            true => first_shards(target)?.iter().try_for_each(|shard| refuse_existing(shard))?,
+            false => refuse_existing(target)?,
+        }
+        Ok(reserved)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let there = &self.0.temporary;
+        if there.file.metadata().is_ok_and(|meta| meta.len() == 0) {
+            let _ = fs::remove_file(&there.path);
+        }
+    }
+}
+
+/// The first shards that are there of a model of this name.
+fn first_shards(target: &Path) -> Result<Vec<PathBuf>> {
+    let directory = directory_of(target);
+    let failed = |source| Error::File { path: directory.to_owned(), what: "list", source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let count = name.to_str().and_then(|name| name.strip_suffix(".gguf")?.rsplit_once("-of-")?.1.parse().ok());
+        if count.is_some_and(|count| super::layout::shard_path(target, 0, count).file_name() == Some(&name)) {
+            found.push(directory.join(name));
+        }
+    }
+    Ok(found)
 }
 
 fn refuse_existing(target: &Path) -> Result<()> {

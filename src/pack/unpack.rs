@@ -41,7 +41,8 @@ impl Item<'_> {
 /// [`Index::expert_bytes`] and `dense_bytes` in all.
 ///
 /// # Errors
-/// [`Error::Invalid`] when `output` exists, another run writes it, there is no room, or the model is not packed;
+/// [`Error::Invalid`] when `output` exists, another run writes it, something else has its temporary name, there is no room,
+/// or the model is not packed;
 /// [`Error::Format`] and [`Error::Read`] when something is damaged; [`Error::File`] when reading or writing fails.
 pub fn unpack(path: &Path, output: &Path, progress: &mut Progress) -> Result<Unpacked> {
     let headers = super::verify::packed_headers(path)?;
@@ -84,6 +85,7 @@ pub fn unpack(path: &Path, output: &Path, progress: &mut Progress) -> Result<Unp
     let bytes = source_bytes.filter(|bytes| (end..at).contains(bytes)).unwrap_or(at);
 
     let target = Output::claim(output)?;
+    target.begins_with(&header)?;
     let out = &target.temporary;
     out.file.set_len(0).map_err(out.error("write"))?;
     if let Err(error) = output::need_room(output, bytes) {
@@ -146,11 +148,19 @@ fn packed_part<'a>(headers: &'a [Header], t: &ExpertTensor) -> Option<&'a index:
 /// All tensors in the order of the source.
 fn in_order<'a>(headers: &'a [Header], files: &[Named], model: &'a Index) -> Result<Vec<Item<'a>>> {
     let mut dense = Vec::new();
-    for (no, (header, file)) in headers.iter().zip(files).enumerate() {
-        let checks = Checks::read(file, header, no)?;
-        if !checks.fits(file, header)? {
-            let why = "its metadata are damaged, or were edited since it was packed; pack the model again, or copy the file again";
-            return Err(Error::Format { path: file.path.clone(), offset: 0, why: why.into() });
+    let checks = Checks::read_all(files, headers)?;
+    let of_model = checks::of_headers(headers, &checks);
+    for (no, ((header, file), checks)) in headers.iter().zip(files).zip(checks).enumerate() {
+        let wrong = if !checks.fits(file, header)? {
+            "its metadata are damaged, or were edited since it was packed"
+        } else if checks.model != of_model {
+            "parts of it are of another packing"
+        } else {
+            ""
+        };
+        if !wrong.is_empty() {
+            let why = format!("{wrong}; pack the model again, or copy the file again");
+            return Err(Error::Format { path: file.path.clone(), offset: 0, why });
         }
         dense.extend(checks::dense(header).zip(checks.dense).map(|(tensor, crc32)| Item::Dense(no, tensor, crc32)));
     }

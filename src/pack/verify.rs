@@ -17,6 +17,11 @@ pub enum Damage {
         /// The file.
         path: PathBuf,
     },
+    /// The checksum of the whole model: parts of the file are of another packing.
+    Model {
+        /// The file.
+        path: PathBuf,
+    },
     /// A tensor that is not one of experts.
     Tensor {
         /// The file.
@@ -46,6 +51,9 @@ impl fmt::Display for Damage {
         match self {
             Self::Header { path } => {
                 write!(f, "{}: the metadata are damaged, or were edited since the model was packed", path.display())
+            }
+            Self::Model { path } => {
+                write!(f, "{}: its checksum of the whole model is not that of what the files hold", path.display())
             }
             Self::Tensor { path, name, offset } => {
                 write!(f, "{}: tensor {name:?} is damaged (at byte {offset})", path.display())
@@ -98,13 +106,15 @@ pub fn verify(path: &Path, progress: &mut Progress) -> Result<Verified> {
     let model = Index::from_headers(headers.clone())?;
     let mut copier = Copier::new(progress);
     let mut result = Verified { checksums: 0, damage: Vec::new() };
-    for (no, header) in headers.iter().enumerate() {
-        let path = header.file.path.clone();
-        let file = Named::open(&path)?;
-        let checks = Checks::read(&file, header, no)?;
-        result.note(checks.fits(&file, header)?, || Damage::Header { path: path.clone() });
+    let files = headers.iter().map(|header| Named::open(&header.file.path)).collect::<Result<Vec<_>>>()?;
+    let checks = Checks::read_all(&files, &headers)?;
+    let of_model = checks::of_headers(&headers, &checks);
+    for ((header, file), checks) in headers.iter().zip(&files).zip(checks) {
+        let path = &file.path;
+        result.note(checks.fits(file, header)?, || Damage::Header { path: path.clone() });
+        result.note(checks.model == of_model, || Damage::Model { path: path.clone() });
         for (tensor, crc32) in checks::dense(header).zip(checks.dense) {
-            let right = copier.copy((&file, tensor.offset), tensor.bytes, None)? == crc32;
+            let right = copier.copy((file, tensor.offset), tensor.bytes, None)? == crc32;
             let (name, offset) = (tensor.name.clone(), tensor.offset);
             result.note(right, || Damage::Tensor { path: path.clone(), name, offset });
         }
@@ -114,7 +124,7 @@ pub fn verify(path: &Path, progress: &mut Progress) -> Result<Verified> {
             for expert in 0..layer.table.n_expert {
                 for t in model.tensors.iter().filter(of_layer) {
                     let offset = t.offset_of(expert);
-                    let right = Some(copier.copy((&file, offset), t.bytes_of(expert), None)?) == t.crc32_of(expert);
+                    let right = Some(copier.copy((file, offset), t.bytes_of(expert), None)?) == t.crc32_of(expert);
                     result.note(right, || Damage::Expert {
                         path: path.clone(),
                         layer: t.layer,

@@ -12,7 +12,7 @@ use super::layout::{Content, Layer, Layout, OutFile, Source};
 use super::mix::{Matrices, Mix};
 use super::output::{self, Output};
 use super::parallel;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::index::{Row, Table};
 
 /// What was done.
@@ -35,7 +35,7 @@ pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut 
     let outputs = claim(layout)?;
     let mut done = Vec::new();
     for (file, output) in layout.files.iter().zip(&outputs) {
-        done.push(begin(file, source, &output.temporary)?);
+        done.push(begin(file, source, output)?);
     }
     let bytes = layout.bytes();
     let layers = |i: usize| layout.files[i].contents.iter().zip(&done[i]);
@@ -56,7 +56,9 @@ pub fn pack(source: &Source, layout: &Layout, mix: Option<&Mix>, progress: &mut 
     source.unchanged()?;
     mix.map_or(Ok(()), |mix| mix.unchanged(source))?;
     // last, as nothing that was ended after this can go on
-    for ((file, output), checks) in layout.files.iter().zip(&outputs).zip(checks) {
+    let of_model = checks::of_model(checks.iter().map(|(checks, tables)| (checks, tables)));
+    for ((file, output), (checks, _)) in layout.files.iter().zip(&outputs).zip(checks) {
+        let checks = Checks { model: of_model, ..checks };
         let out = &output.temporary;
         out.write(file.checks_at, &checks.encode())?;
         out.file.set_len(file.bytes).map_err(out.error("write"))?;
@@ -102,20 +104,14 @@ fn starts_with(there: &Named, file: &OutFile) -> Result<bool> {
 }
 
 /// Begins a file, or finds out what an earlier run has done: per tensor.
-fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
+fn begin(file: &OutFile, source: &Source, output: &Output) -> Result<Vec<bool>> {
+    let out = &output.temporary;
     let mark = checks::mark(source.stamp);
+    let ours = output.begins_with(&file.header)?;
     let len = out.file.metadata().map_err(out.error("inspect"))?.len();
     let fits = len >= file.checks_at + mark.len() as u64;
-    let ours = starts_with(out, file)?;
     if fits && ours && out.bytes(file.checks_at, mark.len())? == mark {
         return file.contents.iter().map(|(content, at)| is_done(content, *at, out)).collect();
-    }
-    if !ours && len >= 4 && out.bytes(0, 4)? == b"GGUF" {
-        return Err(Error::Invalid(format!(
-            "{}: this is the unfinished work of a run with other options or of another program; give the same command to go \
-             on with it, or remove it",
-            out.path.display()
-        )));
     }
     out.file.set_len(0).map_err(out.error("write"))?;
     out.write(0, &file.header)?;
@@ -125,14 +121,20 @@ fn begin(file: &OutFile, source: &Source, out: &Named) -> Result<Vec<bool>> {
 }
 
 fn is_done(content: &Content, at: u64, out: &Named) -> Result<bool> {
-    let Content::Experts(Layer { table, bytes, .. }) = content else { return Ok(false) };
-    let there = out.bytes(at, Table::bytes(table.parts.len(), table.n_expert))?;
-    let Ok(there) = Table::decode(&there, *bytes) else { return Ok(false) };
+    let Content::Experts(layer) = content else { return Ok(false) };
+    let Some(there) = read_table(layer, at, out)? else { return Ok(false) };
     let same = |(a, b): (&Row, &Row)| (a.offset, a.bytes, a.ty) == (b.offset, b.bytes, b.ty);
-    Ok(there.parts == table.parts && there.rows.iter().zip(&table.rows).all(same))
+    Ok(there.parts == layer.table.parts && there.rows.iter().zip(&layer.table.rows).all(same))
 }
 
-/// Writes the tensors that are not done; answers with the checksums of those that are not experts.
+/// The table of a layer as it is in the file. `None` when there is none.
+fn read_table(layer: &Layer, at: u64, out: &Named) -> Result<Option<Table>> {
+    let bytes = out.bytes(at, Table::bytes(layer.table.parts.len(), layer.table.n_expert))?;
+    Ok(Table::decode(&bytes, layer.bytes).ok())
+}
+
+/// Writes the tensors that are not done; answers with the checksums of those that are not experts, without that of the
+/// model, and with those of the tables.
 fn write(
     file: &OutFile,
     source: &Source,
@@ -140,24 +142,28 @@ fn write(
     out: &Named,
     done: &[bool],
     copier: &mut Copier,
-) -> Result<Checks> {
+) -> Result<(Checks, Vec<u32>)> {
+    let mut tables = Vec::new();
     for ((content, at), &done) in file.contents.iter().zip(done) {
         match content {
             Content::Experts(layer) if done => {
+                tables.push(read_table(layer, *at, out)?.map_or(0, |table| table.crc32()));
                 let of = |&i: &usize| &source.index.tensors[i];
                 copier.skip(layer.tensors.iter().map(of).map(|t| t.expert_bytes * t.ne[2]).sum())?;
             }
             Content::Experts(layer) => {
                 let mut table = layer.table.clone();
                 // what stands there may be of other types that take as many bytes: it must not outlive the experts
-                out.write(*at, &vec![0; Table::bytes(table.parts.len(), table.n_expert)])?;
+                out.write(*at, &vec![0; table.rows.first().map_or(0, |row| row.offset) as usize])?;
                 out.file.sync_data().map_err(out.error("write"))?;
                 match mix {
                     Some(mix) => make_experts(&mix.matrices(source, &layer.tensors)?, &mut table, (out, *at), copier)?,
                     None => copy_experts(layer, &mut table, source, (out, *at), copier)?,
                 }
+                fill_gaps(&table, layer.bytes, (out, *at))?;
                 out.file.sync_data().map_err(out.error("write"))?;
                 out.write(*at, &table.encode())?;
+                tables.push(table.crc32());
             }
             Content::Dense(..) => {}
         }
@@ -169,7 +175,17 @@ fn write(
             dense.push(copier.copy((&source.files[*from], tensor.offset), tensor.bytes, Some((out, *at)))?);
         }
     }
-    Ok(Checks { header: crc32fast::hash(&file.header), header_bytes: file.header.len() as u64, dense })
+    let header = crc32fast::hash(&file.header);
+    Ok((Checks { header, header_bytes: file.header.len() as u64, model: 0, dense }, tables))
+}
+
+/// Writes zeros between the matrices, and up to the end of the tensor, where an earlier run may have had others.
+fn fill_gaps(table: &Table, tensor_bytes: u64, (out, at): (&Named, u64)) -> Result<()> {
+    let next = table.rows.iter().skip(1).map(|row| row.offset).chain([tensor_bytes]);
+    table.rows.iter().zip(next).try_for_each(|(row, next)| {
+        let end = row.offset + row.bytes;
+        out.write(at + end, &vec![0; (next - end) as usize])
+    })
 }
 
 fn copy_experts(

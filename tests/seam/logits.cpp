@@ -497,7 +497,12 @@ int main(int argc, char ** argv) {
         }
     }
     if (!opt.save.empty()) {
-        llama_model_save_to_file(a.model, opt.save.c_str());
+        try {
+            llama_model_save_to_file(a.model, opt.save.c_str());
+        } catch (const std::exception & e) {
+            fprintf(stderr, "%s: %s\n", opt.save.c_str(), e.what());
+            return 6;
+        }
     }
     if (b.model) {
         llama_model_free(b.model);

@@ -180,7 +180,7 @@ class Load(Case):
         """Whether or not the program's own log reaches its end."""
         done = self.completion(self.packed, "--les", "off")
         self.assertEqual(done.returncode, 1, done.shown)
-        self.assertRegex(done.stderr, "les: the experts are packed for streaming: use --les auto .* les unpack\n")
+        self.assertRegex(done.stderr, "les: the experts are packed for streaming: use --les auto .* les unpack .*\n")
 
     def test_quantize_refuses(self):
         done = harness.run([PATCHED.tool("llama-quantize"), "--allow-requantize", self.packed, self.tmp / "q.gguf", "Q8_0"])
@@ -289,6 +289,16 @@ class Mixed(unittest.TestCase):
             harness.drive(PATCHED, self.tmp / "out", ["-m", packed, *args], harness.les(cache, io))
             message = harness.compare(self.tmp / "out", self.tmp / "ref", subset=True)
             self.assertIsNone(message, message)
+
+    def test_no_copy_is_possible(self):
+        """Of tensors for which a stock file has no room: an error, which names the way out."""
+        _, _, packed = self.splice("Q8_0", "q4_0", lambda expert: expert % 2)
+        done = harness.drive(PATCHED, self.tmp / "out", ["-m", packed, "--scenarios", "decode", "--n-decode", "1", "--save",
+                                                         self.tmp / "copy.gguf"], harness.les("min"), expect=6)
+        self.assertRegex(done.stderr, "les: blk.*_exps.weight has experts of several types.*copy the packed file")
+        done = harness.run([PATCHED.tool("llama-quantize"), "--allow-requantize", packed, self.tmp / "q.gguf", "Q8_0"])
+        self.assertEqual(done.returncode, 1, done.shown)
+        self.assertRegex(done.stderr + done.stdout, "packed for streaming.*file that it was packed from", done.shown)
 
     def test_types_that_do_not_mix(self):
         """Are refused when the model is opened."""

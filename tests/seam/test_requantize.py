@@ -1,7 +1,6 @@
 """les pack with a target: experts of several types, by ggml's own quantizers."""
 
 import collections
-import os
 import signal
 import subprocess
 import time
@@ -107,20 +106,26 @@ class Requantize(unittest.TestCase):
         self.assertEqual(self.check(whole, 0.75)["les.pack.imatrix"], self.imatrix.name)
 
         unfinished = Path(f"{resumed}.unfinished")
-        at = next(t.offset for t in gguf_mini.Header(whole).tensors if t.name == "blk.1.les_experts")
+        first = next(t.offset for t in gguf_mini.Header(whole).tensors if t.name == "blk.0.les_experts")
         run = subprocess.Popen(self.command(resumed, *args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        # into the second layer
-        while run.poll() is None and not (unfinished.exists() and os.stat(unfinished).st_blocks * 512 > at):
+        # the first layer has a table
+        while run.poll() is None and not (unfinished.exists() and self.bytes_at(unfinished, first, 8) == b"LESEXPRT"):
             time.sleep(0.001)
         run.send_signal(signal.SIGKILL)
-        run.wait()
-        if not resumed.exists():
-            self.assertRegex(self.pack(resumed, *args).stdout, "from a run that was interrupted")
+        self.assertEqual(run.wait(), -signal.SIGKILL, "it ended before it was killed")
+        self.assertFalse(resumed.exists())
+        self.assertRegex(self.pack(resumed, *args).stdout, "from a run that was interrupted")
         self.assertTrue(whole.read_bytes() == resumed.read_bytes())
 
         done = harness.run([PATCHED.tool("les"), "unpack", whole, self.tmp / "unpacked.gguf"])
         self.assertEqual(done.returncode, 1, done.shown)
         self.assertRegex(done.stderr, "several types")
+
+    @staticmethod
+    def bytes_at(path, offset, n):
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(n)
 
     def test_budget_is_that_of_the_file(self):
         output = self.tmp / "budget.gguf"

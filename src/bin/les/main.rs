@@ -45,8 +45,35 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("les: {error:#}");
+            eprintln!("les: {}", told(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// An error with its causes, but those that it tells itself.
+fn told(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| match told.as_str() {
+        "" => cause,
+        _ if told.contains(&cause) => told,
+        _ => format!("{told}: {cause}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn each_cause_is_told_once() {
+        let cause = || std::io::Error::other("No such file");
+        let own = les::Error::File { path: "m.gguf".into(), what: "open", source: cause() };
+        let text = told(&anyhow::Error::new(own).context("packing"));
+        assert!(text.starts_with("packing: m.gguf: cannot open: No such file; "), "{text}");
+        assert_eq!(text.matches("No such file").count(), 1, "{text}");
+        let other = Err::<(), _>(cause()).context("plot.svg").err();
+        assert_eq!(other.as_ref().map(told).as_deref(), Some("plot.svg: No such file"));
     }
 }

@@ -8,7 +8,7 @@ use les::ffi::ggml::Ggml;
 use les::index::GgmlType;
 use les::options::{Size, parse_bytes};
 use les::pack::mix::{Imatrix, Mix, Quantizer, Recording, Target, Uses, is_float};
-use les::pack::{self, Layout, OutFile, Source};
+use les::pack::{self, Layout, OutFile, Reservation, Source};
 
 /// Write a model anew with all matrices of an expert together, aligned and with checksums
 ///
@@ -79,7 +79,9 @@ fn ty(text: &str) -> Result<GgmlType, String> {
 fn percent(text: &str) -> Result<Target, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse().ok();
     let percent = number.filter(|n: &f64| *n > 0.0 && *n < 100.0);
-    percent.map(|n| Target::Shrink(n / 100.0)).ok_or_else(|| "give a percentage, such as 26.7%".into())
+    percent
+        .map(|n| Target::Shrink(n / 100.0))
+        .ok_or_else(|| "give a percentage above 0 and below 100, such as 26.7%".into())
 }
 
 fn bits(text: &str) -> Result<Target, String> {
@@ -89,6 +91,8 @@ fn bits(text: &str) -> Result<Target, String> {
 
 pub fn pack(args: &PackArgs) -> anyhow::Result<()> {
     let source = Source::open(&args.model)?;
+    let split = args.split_max_size.is_some();
+    let reserved = (!args.dry_run).then(|| Reservation::new(&args.output, split)).transpose()?;
     let quantizer = args.target().map(|_| quantizer(args, &source)).transpose()?;
     let mix = args.target().zip(quantizer.as_ref()).map(|(target, of)| mix(args, &source, of, target)).transpose()?;
     let layout = Layout::new(&source, &args.output, args.split_max_size, mix.as_ref())?;
@@ -98,6 +102,8 @@ pub fn pack(args: &PackArgs) -> anyhow::Result<()> {
         println!("{:.2} are free there", Size(pack::room(&args.output)?));
         return Ok(());
     }
+    // one file is locked under the name itself
+    let _reserved = reserved.filter(|_| split);
     let bar = bar(source.index.expert_bytes() + source.index.dense_bytes);
     let packed = pack::pack(&source, &layout, mix.as_ref(), &mut |bytes| {
         bar.inc(bytes);
@@ -123,6 +129,9 @@ fn quantizer(args: &PackArgs, source: &Source) -> anyhow::Result<Quantizer> {
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let recording = args.inputs.as_deref().map(Recording::open).transpose()?;
     let uses = args.trace.as_deref().map(|path| Uses::read(path, &source.index)).transpose()?;
+    if uses.as_ref().is_some_and(|uses| uses.cut) {
+        eprintln!("les: the last line of the trace was cut, and is left out");
+    }
     if imatrix.is_none() && recording.is_none() {
         eprintln!(
             "les: without --imatrix all inputs of an expert are taken to be alike, which makes a worse choice of types"
@@ -152,6 +161,7 @@ fn mix<'a>(args: &PackArgs, source: &Source, of: &'a Quantizer, target: Target) 
         let (part, ty, harm) = (kind.part, kind.ty, 100.0 * kind.harm);
         println!("{part:7}  {ty:8} {:9}  {:12.2}  {harm:11.1}%", kind.matrices, Size(kind.bytes));
     }
+    mix.notes().iter().for_each(|note| eprintln!("les: {note}"));
     Ok(mix)
 }
 

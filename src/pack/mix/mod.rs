@@ -5,7 +5,7 @@
 //! inputs: what experts were applied to     shape: what quantizers are given, so that errors make up for each other
 //! matrices: values of matrices, and their bytes in a type
 //! harm: what a type does to a matrix       choose: the types, given the harm and the bytes of each
-//! families: the types that a matrix may have
+//! families: the types that a matrix may have          notes: what one may not expect of the choice
 //! ```
 
 mod choose;
@@ -14,6 +14,7 @@ mod harm;
 mod imatrix;
 mod inputs;
 mod matrices;
+mod notes;
 mod shape;
 mod uses;
 
@@ -52,6 +53,7 @@ pub struct Mix<'a> {
     /// For each tensor of [`Index::tensors`](crate::index::Index::tensors), expert by expert.
     chosen: Vec<Vec<Candidate<GgmlType>>>,
     weights: u64,
+    notes: Vec<String>,
 }
 
 /// The matrices of one part and type.
@@ -95,7 +97,7 @@ impl<'a> Mix<'a> {
         let experts = Experts { bytes: source.index.expert_bytes(), weights };
         quantizer.check(&source.index)?;
         let types = families::of(source, quantizer)?;
-        let mix = |chosen| Self { quantizer, chosen, weights };
+        let mix = |chosen| Self { quantizer, chosen, weights, notes: Vec::new() };
         let of_size = |pick: &dyn Fn(usize) -> Option<GgmlType>| {
             let one = |(i, t): (usize, &crate::index::ExpertTensor)| {
                 let what = pick(i).unwrap_or(t.ty);
@@ -136,13 +138,22 @@ impl<'a> Mix<'a> {
         let mut room = limit.saturating_sub(least_bytes - least.bytes());
         loop {
             let mut chosen = choose(&flat, room).map_err(|least| target.too_small(least, experts))?.into_iter();
-            let chosen = mix(items.iter().map(|tensor| chosen.by_ref().take(tensor.len()).collect()).collect());
-            let excess = measure(&chosen)?.saturating_sub(limit);
+            let mut chosen = mix(items.iter().map(|tensor| chosen.by_ref().take(tensor.len()).collect()).collect());
+            let bytes = measure(&chosen)?;
+            let excess = bytes.saturating_sub(limit);
             if excess == 0 {
+                let tensors = &source.index.tensors;
+                chosen.notes = notes::kept(tensors, &types);
+                chosen.notes.extend(notes::left_over(target, (bytes, limit), tensors, &types));
                 return Ok(chosen);
             }
             room = room.saturating_sub(excess).max(least.bytes());
         }
+    }
+
+    /// What one may not expect of the choice: lines for the user.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The type of an expert's matrix in the tensor of that index.
@@ -252,7 +263,9 @@ impl Target {
         let possible = match self {
             Self::Shrink(_) => {
                 let percent = 100.0 * (1.0 - least as f64 / experts.bytes as f64);
-                format!("--shrink {:.1}%", (10.0 * percent).floor() / 10.0)
+                // as many decimals as it takes for something to be left
+                let parts = [1e1, 1e2, 1e4, 1e8].map(|parts| (parts * percent).floor() / parts);
+                format!("--shrink {}%", parts.into_iter().find(|&percent| percent > 0.0).unwrap_or(percent))
             }
             Self::Bits(_) => format!("--bpw {:.2}", (800.0 * least as f64 / experts.weights as f64).ceil() / 100.0),
             Self::File(_) => format!("--budget {least}"),
@@ -264,7 +277,8 @@ impl Target {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Shrink(part) => write!(f, "--shrink {:.4}%", 100.0 * part),
+            // without what 100 times the part has in the last place
+            Self::Shrink(part) => write!(f, "--shrink {}%", (1e12 * part).round() / 1e10),
             Self::Bits(bits) => write!(f, "--bpw {bits}"),
             Self::File(bytes) => write!(f, "--budget {bytes}"),
         }

@@ -14,6 +14,8 @@ use crate::lookahead::trace::{Reader, TraceLayer, layers};
 pub struct Uses {
     /// By layer and group, in the order of the index: the part of all tokens that picked an expert.
     shares: Vec<Vec<f64>>,
+    /// Whether the last line of the trace was cut, and is left out.
+    pub cut: bool,
 }
 
 impl Uses {
@@ -23,7 +25,7 @@ impl Uses {
     /// As [`Reader`]; [`Error::Invalid`] when it is a trace of another model, or ends before there are picks in every layer.
     pub fn read(path: &Path, index: &Index) -> Result<Self> {
         let refuse = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
-        let trace = Reader::open(path)?;
+        let mut trace = Reader::open(path)?;
         let key = |layers: &[TraceLayer]| layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect::<Vec<_>>();
         let layers = layers(index);
         if key(&trace.header.layers) != key(&layers) {
@@ -31,7 +33,7 @@ impl Uses {
         }
         let mut picks: Vec<Vec<u64>> = layers.iter().map(|layer| vec![0; layer.n_expert as usize]).collect();
         let mut tokens = vec![0_u64; layers.len()];
-        for record in trace {
+        for record in &mut trace {
             let record = record?;
             tokens[record.at as usize] += u64::from(record.rows);
             record.picks.iter().for_each(|&e| picks[record.at as usize][e as usize] += 1);
@@ -46,7 +48,7 @@ impl Uses {
             let of = |n: &u64| if *tokens == 0 { unknown } else { (n + 1) as f64 / (tokens + 1) as f64 };
             picks.iter().map(of).collect()
         };
-        Ok(Self { shares: picks.iter().zip(&tokens).zip(&layers).map(share).collect() })
+        Ok(Self { shares: picks.iter().zip(&tokens).zip(&layers).map(share).collect(), cut: trace.cut })
     }
 
     /// The part of the tokens that pick an expert of the layer (and group) of that number, from 0.

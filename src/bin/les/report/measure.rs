@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use tempfile::TempDir;
 
 use super::Args;
+use super::scratch::Scratch;
 
 /// A mean and its standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -19,9 +19,11 @@ pub struct Estimate {
 /// What a model loses against the base.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Harm {
-    /// Its own; in a row's own field.
+    /// Its own, and the base's; in rows' own fields.
     #[serde(skip)]
     pub perplexity: f64,
+    #[serde(skip)]
+    pub base_perplexity: f64,
     pub mean_kl: Estimate,
     /// Of a thousand tokens one has a larger one.
     pub kl_999: f64,
@@ -33,7 +35,7 @@ pub struct Harm {
 pub struct Perplexity<'a> {
     args: &'a Args,
     program: PathBuf,
-    scratch: TempDir,
+    scratch: Scratch,
 }
 
 impl<'a> Perplexity<'a> {
@@ -44,31 +46,28 @@ impl<'a> Perplexity<'a> {
         };
         let program = args.llama_perplexity.clone().or_else(beside).unwrap_or_else(|| "llama-perplexity".into());
         let dir = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
-        let scratch = TempDir::with_prefix_in("les-report-", &dir)
-            .with_context(|| format!("{}: cannot hold the logits; give another --scratch", dir.display()))?;
-        Ok(Self { args, program, scratch })
+        Ok(Self { args, program, scratch: Scratch::new(&dir)? })
     }
 
-    /// Writes the logits of the base; answers with its perplexity.
-    pub fn base(&self, model: &Path) -> anyhow::Result<f64> {
-        let text = self.args.text.as_os_str();
-        let said = self.run(model, &["-f".as_ref(), text])?;
-        // the last of the running means
-        let last = said.trim_end().rsplit(']').next().and_then(|rest| rest.trim_end_matches(',').parse().ok());
-        last.with_context(|| format!("{} did not say a perplexity of {}", self.program.display(), model.display()))
+    /// Writes the logits of the base.
+    pub fn base(&self, model: &Path) -> anyhow::Result<()> {
+        self.run(model, &["-f".as_ref(), self.args.text.as_os_str()])?;
+        self.scratch.check(&self.args.text, self.args.ctx_size)
     }
 
     /// Compares a model with the base, of which [`Perplexity::base`] knows.
     pub fn harm(&self, model: &Path) -> anyhow::Result<Harm> {
         let said = self.run(model, &["--kl-divergence".as_ref()])?;
-        parse(&said).with_context(|| format!("{} said of {}: {said}", self.program.display(), model.display()))
+        // it does not wait for its log to be written when it ends
+        let cut = "the end of what it says may have been lost: give the command again";
+        parse(&said).with_context(|| format!("{} said of {}: {said}\n{cut}", self.program.display(), model.display()))
     }
 
     fn run(&self, model: &Path, more: &[&std::ffi::OsStr]) -> anyhow::Result<String> {
         eprintln!("les: {} is computed", model.display());
         let mut command = Command::new(&self.program);
         command.arg("-m").arg(model).arg("-c").arg(self.args.ctx_size.to_string());
-        command.arg("--kl-divergence-base").arg(self.scratch.path().join("logits")).args(more);
+        command.arg("--kl-divergence-base").arg(self.scratch.logits()).args(more);
         if let Some(n) = self.args.threads {
             command.arg("-t").arg(n.to_string());
         }
@@ -105,6 +104,7 @@ fn parse(said: &str) -> anyhow::Result<Harm> {
     };
     Ok(Harm {
         perplexity: first("Mean PPL(Q)")?,
+        base_perplexity: first("Mean PPL(base)")?,
         mean_kl: estimate("Mean KLD")?,
         kl_999: first("99.9% KLD")?,
         same_top: estimate("Same top p")?,
@@ -135,13 +135,13 @@ Same top p: 97.781 \u{b1} 0.394 %
     fn what_it_says_is_understood() {
         let expected = Harm {
             perplexity: 26.362_470,
+            base_perplexity: 26.375_901,
             mean_kl: Estimate { value: 0.001_247, error: 0.000_096 },
             kl_999: 0.033_754,
             same_top: Estimate { value: 97.781, error: 0.394 },
         };
         assert_eq!(parse(SAID).unwrap(), expected);
-        for line in SAID.lines().filter(|line| ["Mean PPL(Q)", "Mean    KLD", "99.9%"].iter().any(|l| line.contains(l)))
-        {
+        for line in SAID.lines().filter(|line| ["Mean PPL", "Mean    KLD", "99.9%"].iter().any(|l| line.contains(l))) {
             assert!(parse(&SAID.replace(line, "")).is_err(), "{line}");
         }
     }

@@ -2,6 +2,7 @@
 
 mod measure;
 mod plot;
+mod scratch;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -68,10 +69,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut rows = models.iter().map(|model| row(model)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut base = row(&args.base)?;
     let perplexity = Perplexity::new(args)?;
-    base.perplexity = perplexity.base(&args.base)?;
+    perplexity.base(&args.base)?;
     for (row, model) in rows.iter_mut().zip(models) {
         let harm = perplexity.harm(model)?;
-        row.perplexity = harm.perplexity;
+        (row.perplexity, base.perplexity) = (harm.perplexity, harm.base_perplexity);
         row.harm = Some(harm);
     }
     if let Some(svg) = &args.svg {

@@ -53,6 +53,9 @@ impl Trace {
         for record in &mut reader {
             trace.push(record?)?;
         }
+        if reader.cut {
+            eprintln!("les: {}: the last line of the trace was cut, and is left out", path.display());
+        }
         ensure!(!trace.passes.is_empty(), "{}: nothing was traced", path.display());
         Ok(trace)
     }
