@@ -62,9 +62,8 @@ static common_arg les_arg() {
 
 std::vector<common_arg> common_les_args() {
 #ifndef _WIN32
-    // the log is written by a thread, and a tool that ends does not wait for it: the last lines would be lost. The log is
-    // made first, so that it is still there
-    static const bool waits = common_log_main() && atexit([] { common_log_pause(common_log_main()); }) == 0;
+    // the log is written by a thread, and a tool that ends does not wait for it: the last lines would be lost
+    static const bool waits = atexit([] { common_log_pause(common_log_main()); }) == 0;
     GGML_UNUSED(waits);
 #endif
     return { les_arg<0>(), les_arg<1>(), les_arg<2>(), les_arg<3>(), les_arg<4>(), les_arg<5>(), les_arg<6>(), les_arg<7>(), les_arg<8>(), les_arg<9>() };

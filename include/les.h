@@ -189,7 +189,8 @@ struct les_spec_params {
   uint32_t n_max;
   // What the draws begin with: the same calls after the same seed give the same tokens.
   uint64_t seed;
-  // The model that verifies, whose statistics tell of the sequence when it has ended; NULL: of none.
+  // The model that verifies; NULL: none is told. `les_spec_verify` and `les_spec_done` call `les_model_drafted` and
+  // `les_model_judged` for it, and its statistics tell of the sequence when that has ended.
   const struct les_model *model;
 };
 

@@ -43,7 +43,8 @@ pub struct LesSpecParams {
     pub n_max: u32,
     /// What the draws begin with: the same calls after the same seed give the same tokens.
     pub seed: u64,
-    /// The model that verifies, whose statistics tell of the sequence when it has ended; NULL: of none.
+    /// The model that verifies; NULL: none is told. `les_spec_verify` and `les_spec_done` call `les_model_drafted` and
+    /// `les_model_judged` for it, and its statistics tell of the sequence when that has ended.
     pub model: *const LesModel,
 }
 
@@ -192,8 +193,13 @@ pub unsafe extern "C" fn les_spec_verify(
             let told = unsafe { std::slice::from_raw_parts(confidences, n) };
             told.iter().map(|c| Some(*c).filter(|c| !c.is_nan())).collect()
         };
+        let verified = open.widths.verify(&confidences);
+        if let Some(model) = &open.model {
+            // with the token before them
+            model.drafted(1 + verified);
+        }
         // SAFETY: the caller vouches for `width`.
-        ok(unsafe { put(width, open.widths.verify(&confidences) as u32) })
+        ok(unsafe { put(width, verified as u32) })
     })
 }
 
@@ -260,6 +266,9 @@ pub unsafe extern "C" fn les_spec_done(spec: *mut LesSpec, step: *const LesSpecS
     with(spec, |open| {
         // SAFETY: the caller vouches for `step`.
         let step = unsafe { sized(step, NO_STEP) }?;
+        if let Some(model) = open.model.as_ref().filter(|_| step.verified > 0) {
+            model.judged(1 + step.stood.min(step.verified) as usize);
+        }
         open.widths.done(Step {
             drafted: step.drafted as usize,
             verified: step.verified as usize,
