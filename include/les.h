@@ -168,6 +168,15 @@ struct les_stats {
   uint64_t guessed_late;
   // Of these, not needed by the pass that they were read for.
   uint64_t guessed_wasted;
+  // Passes that verified drafted tokens, see `les_model_drafted`.
+  uint64_t verifications;
+  // Matrices of experts that were read and that no other than drafted tokens wanted.
+  uint64_t draft_reads;
+  // Of these, wanted by no token that stood.
+  uint64_t draft_reads_rejected;
+  // Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
+  // verified.
+  uint64_t evictions_for_drafts;
 };
 
 // How to speculate.
@@ -428,6 +437,18 @@ les_status les_model_start(const struct les_model *handle, char *err, size_t err
 
 // Drops what the page cache holds of the model's files: call it when all other weights are loaded. Any thread.
 les_status les_model_forget_cached(const struct les_model *handle);
+
+// From now on a pass over the model with exactly `n_rows` rows (tokens) verifies drafts: row 0 is certain, the others may be
+// rejected. What they alone need displaces little, and nothing is learned from them before `les_model_judged` tells which of them
+// stand, or, when `les_model_drafted` is called again first, all do. Passes of other numbers of rows are as ever. 0 or 1: nothing
+// is drafted. Any thread.
+les_status les_model_drafted(const struct les_model *handle,
+                             uint32_t n_rows);
+
+// Of the pass that `les_model_drafted` announced the first `n_rows` rows stand; 1: no draft does. Passes that follow are as ever.
+// Without effect when there was no such pass. Any thread.
+les_status les_model_judged(const struct les_model *handle,
+                            uint32_t n_rows);
 
 // Fills `params` with the defaults and its own size. Any thread.
 //

@@ -1,7 +1,9 @@
 //! A model that streams: its index, the user's choices, and the streamer, started when it is first needed.
 
+mod drafts;
+
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -79,6 +81,8 @@ pub struct Model {
     layout: Plan,
     choice: Mutex<Choice>,
     streamer: OnceLock<Arc<Streamer>>,
+    /// The rows of a pass that verifies drafts; 0: there is none.
+    drafted: AtomicUsize,
     lookahead: OnceLock<Mutex<Lookahead>>,
     /// Of inputs, where the options name one.
     recorder: OnceLock<Mutex<Recorder>>,
@@ -111,6 +115,7 @@ impl Model {
             files: Arc::new(files),
             choice: Mutex::default(),
             streamer: OnceLock::new(),
+            drafted: AtomicUsize::new(0),
             lookahead: OnceLock::new(),
             recorder: OnceLock::new(),
             engine_notice: OnceLock::new(),
@@ -284,7 +289,8 @@ impl Model {
         let mut guessing = Duration::ZERO;
         if self.index.leads(request.tensor) {
             self.check_input(request.tensor, input)?;
-            guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input);
+            let verifying = request.certain < request.rows;
+            guessing = self.look_ahead(ticket.streamer(), request.tensor, request.ids, request.rows, input, verifying);
         }
         asking.end(ticket.streamer(), guessing);
         if let Some(recorder) = self.recorder.get() {
@@ -321,7 +327,7 @@ impl Model {
         }
         let mut guessing = Duration::ZERO;
         if due.look_ahead {
-            guessing = self.look_ahead(layer.streamer(), layer.lead(), picks, rows, input);
+            guessing = self.look_ahead(layer.streamer(), layer.lead(), picks, rows, input, layer.verifies());
         }
         asking.end(layer.streamer(), guessing);
     }
@@ -336,14 +342,22 @@ impl Model {
     }
 
     /// The layer that `tensor` leads is being computed: learns from it and reads ahead. Answers how long that took.
-    fn look_ahead(&self, streamer: &Streamer, tensor: usize, picks: &[i32], rows: usize, input: &[&[f32]]) -> Duration {
+    fn look_ahead(
+        &self,
+        streamer: &Streamer,
+        tensor: usize,
+        picks: &[i32],
+        rows: usize,
+        input: &[&[f32]],
+        verifying: bool,
+    ) -> Duration {
         let Some(lookahead) = self.lookahead.get() else { return Duration::ZERO };
         let began = Instant::now();
         let mut lookahead = lookahead.lock();
         let guesses = lookahead.predict(tensor, picks, rows, input);
         lookahead.told(streamer.guess(tensor, &guesses));
         // now that the device is busy
-        lookahead.learn(tensor, picks, rows, input);
+        lookahead.learn(tensor, picks, rows, input, verifying);
         if let Some(values) = lookahead.values(tensor) {
             streamer.set_values(tensor, values);
         }

@@ -113,6 +113,15 @@ pub struct Stats {
     pub prompt: Phase,
     /// Matrices of experts evicted.
     pub evictions: u64,
+    /// Passes that verified drafted tokens.
+    pub verifications: u64,
+    /// Matrices of experts that were read, asked for or guessed, and that no other than drafted tokens wanted.
+    pub draft_reads: u64,
+    /// Of these, wanted by no token that stood.
+    pub draft_reads_rejected: u64,
+    /// Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
+    /// verified.
+    pub evictions_for_drafts: u64,
     /// Reads that failed.
     pub read_errors: u64,
     /// What was read, by all layers.
@@ -181,6 +190,10 @@ impl Stats {
             decode: Phase::default(),
             prompt: Phase::default(),
             evictions: 0,
+            verifications: 0,
+            draft_reads: 0,
+            draft_reads_rejected: 0,
+            evictions_for_drafts: 0,
             read_errors: 0,
             reads: Reads::default(),
             profile_loaded: false,

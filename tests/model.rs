@@ -89,7 +89,7 @@ fn what_is_handed_out_is_what_the_file_holds() {
         for round in 0..3 {
             for (tensor, t) in model.index().tensors.iter().enumerate() {
                 let ids: Vec<i32> = (0..16).filter(|e| (e + round) % 3 != 0).collect();
-                let request = Request { tensor, ids: &ids, rows: ids.len(), walkers: 1 };
+                let request = Request { tensor, ids: &ids, rows: ids.len(), certain: ids.len(), walkers: 1 };
                 let ticket = model.ticket(request, &[]).unwrap();
                 let mut seen = Vec::new();
                 while let Step::Expert { expert, address } = ticket.next(seen.len() as u32).unwrap() {
@@ -117,7 +117,7 @@ fn an_input_that_is_not_finite_is_an_error_where_the_layer_begins() {
     model.decide(&options(Mode::On, CacheSize::Min)).unwrap();
     let ticket = |value: f32| {
         let row = [1.0, value, 1.0];
-        model.ticket(Request { tensor: 0, ids: &[1], rows: 1, walkers: 1 }, &[&row[..]]).map(|_| ())
+        model.ticket(Request { tensor: 0, ids: &[1], rows: 1, certain: 1, walkers: 1 }, &[&row[..]]).map(|_| ())
     };
     ticket(1e30).unwrap();
     assert!(matches!(ticket(f32::NAN), Err(Error::NotANumber { .. })));
@@ -131,10 +131,10 @@ fn inputs_are_recorded_operation_by_operation() {
     let model = Model::open(&file.path).unwrap();
     model.decide(&Options { inputs: Some(path.clone()), ..options(Mode::On, CacheSize::Part(1.0)) }).unwrap();
     let row = [0.5; 64];
-    let layer = LayerRequest { tensors: &[0, 1, 2], ids: &[1], rows: 1, walkers: 1 };
+    let layer = LayerRequest { tensors: &[0, 1, 2], ids: &[1], rows: 1, certain: 1, walkers: 1 };
     assert!(model.layer(layer, &[&row[..]]).unwrap().is_none(), "waves tell nothing of what down is applied to");
     for (tensor, columns) in [(0, 64), (1, 64), (2, 32)] {
-        model.ticket(Request { tensor, ids: &[1], rows: 1, walkers: 1 }, &[&row[..columns]]).unwrap();
+        model.ticket(Request { tensor, ids: &[1], rows: 1, certain: 1, walkers: 1 }, &[&row[..columns]]).unwrap();
     }
     assert!(model.close_inputs().unwrap() && !model.close_inputs().unwrap());
     let bytes = std::fs::read(&path).unwrap();
@@ -145,6 +145,37 @@ fn inputs_are_recorded_operation_by_operation() {
         [numbers, [0, 0x38].repeat(columns)].concat()
     });
     assert_eq!(bytes[header..], expected.concat());
+}
+
+#[test]
+fn a_pass_of_as_many_rows_as_were_drafted_is_a_verification() {
+    let file = file();
+    let model = Model::open(&file.path).unwrap();
+    model.decide(&options(Mode::On, CacheSize::Min)).unwrap();
+    // before it streams, too
+    model.drafted(3);
+    assert_eq!([0, 1, 2, 3, 4].map(|rows| model.certain(rows)), [0, 1, 2, 1, 4]);
+    let pass = |ids: &[i32]| {
+        for tensor in 0..model.index().tensors.len() {
+            let rows = ids.len() / 2;
+            let request = Request { tensor, ids, rows, certain: model.certain(rows), walkers: 1 };
+            let ticket = model.ticket(request, &[]).unwrap();
+            (0..).find(|&position| matches!(ticket.next(position).unwrap(), Step::End)).unwrap();
+        }
+        let stats = model.stats().unwrap();
+        (stats.verifications, stats.draft_reads > 0, stats.draft_reads_rejected > 0)
+    };
+    // other numbers of rows are as ever
+    assert_eq!(pass(&[0, 1, 2, 3]), (0, false, false));
+    assert_eq!(pass(&[0, 1, 2, 3, 4, 5]), (1, true, false));
+    model.judged(1);
+    assert_eq!(model.certain(3), 3);
+    assert_eq!(pass(&[6, 7, 8, 9, 10, 11]), (1, true, true));
+    for rows in [0, 1] {
+        model.drafted(3);
+        model.drafted(rows);
+        assert_eq!([0, 1, 3].map(|rows| model.certain(rows)), [0, 1, 3]);
+    }
 }
 
 /// What a trace with lookahead tells: guesses at each layer but the last, more of them than are read.
@@ -164,7 +195,7 @@ fn guesses_are_traced_where_they_are_made() {
         let input: Vec<f32> = (0..256).map(|i| (i as f32).sin()).collect();
         for tensor in 0..model.index().tensors.len() {
             let ids: Vec<i32> = (0..4).cycle().take(4 * rows).collect();
-            let request = Request { tensor, ids: &ids, rows, walkers: 1 };
+            let request = Request { tensor, ids: &ids, rows, certain: rows, walkers: 1 };
             let ticket = model.ticket(request, &vec![&input[..]; rows]).unwrap();
             (0..5).for_each(|position| assert!(ticket.next(position).is_ok()));
         }
@@ -233,7 +264,7 @@ fn predictions_are_counted_layer_by_layer() {
         let row: Vec<f32> = (0..64).map(|_| random.f32() - 0.5).collect();
         for tensor in 0..model.index().tensors.len() {
             let ids = [random.i32(0..8), random.i32(8..16)];
-            let request = Request { tensor, ids: &ids, rows: 1, walkers: 1 };
+            let request = Request { tensor, ids: &ids, rows: 1, certain: 1, walkers: 1 };
             let ticket = model.ticket(request, &[&row[..]]).unwrap();
             (0..).take_while(|&i| ticket.next(i).unwrap() != Step::End).count();
         }
@@ -310,7 +341,9 @@ fn batches_and_the_first_layer_of_the_next_pass_are_foreseen() {
                 }
             }
             let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).take(if known { states.len() } else { 0 }).collect();
-            let ticket = model.ticket(Request { tensor, ids: &ids, rows: states.len(), walkers: 1 }, &rows).unwrap();
+            let ticket = model
+                .ticket(Request { tensor, ids: &ids, rows: states.len(), certain: states.len(), walkers: 1 }, &rows)
+                .unwrap();
             let experts = (0..).take_while(|&i| ticket.next(i).unwrap() != Step::End).count() as u64;
             wanted += if leads && layer > 0 { experts } else { 0 };
         }
@@ -371,7 +404,7 @@ fn what_was_learned_is_there_the_next_time() {
             let row: Vec<f32> = (0..64).map(|i| ((token * 31 + i * 7) % 13) as f32 - 6.0).collect();
             for tensor in 0..model.index().tensors.len() {
                 let ids = [(token * 5 % 16) as i32, (token % 2) as i32];
-                let request = Request { tensor, ids: &ids, rows: 1, walkers: 1 };
+                let request = Request { tensor, ids: &ids, rows: 1, certain: 1, walkers: 1 };
                 let ticket = model.ticket(request, &[&row[..]]).unwrap();
                 let mut n = 0;
                 while let Step::Expert { .. } = ticket.next(n).unwrap() {
@@ -403,7 +436,10 @@ fn the_fuzz_seed_is_a_profile() {
     model.decide(&Options { profile: Some(profile.clone()), ..options(Mode::On, CacheSize::Min) }).unwrap();
     for id in [0, 1, 0, 2, 0] {
         let row: Vec<f32> = (0..64).map(|i| (i % 7) as f32 - 3.0).collect();
-        model.ticket(Request { tensor: 0, ids: &[id], rows: 1, walkers: 1 }, &[&row[..]]).map(drop).unwrap();
+        model
+            .ticket(Request { tensor: 0, ids: &[id], rows: 1, certain: 1, walkers: 1 }, &[&row[..]])
+            .map(drop)
+            .unwrap();
     }
     model.save_profile().unwrap();
     let seed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/profile/seed-1");

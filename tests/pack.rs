@@ -448,7 +448,7 @@ fn a_flipped_bit_is_found_and_named() {
             assert!(model.decide(&options).unwrap().streams);
             let tensor = index.find(&t.name).unwrap();
             for (id, good) in [(1, true), (expert as i32, false), (2, true), (expert as i32, false)] {
-                let request = Request { tensor, ids: &[id], rows: 1, walkers: 1 };
+                let request = Request { tensor, ids: &[id], rows: 1, certain: 1, walkers: 1 };
                 let step = model.ticket(request, &[]).unwrap().next(0).map_err(|e| e.to_string());
                 match step {
                     Ok(Step::Expert { .. }) => assert!(good, "{} expert {id}", t.name),

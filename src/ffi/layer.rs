@@ -56,7 +56,9 @@ pub unsafe extern "C" fn les_layer_open(
         // SAFETY: not NULL, and the caller vouches for the rest.
         let later = unsafe { std::slice::from_raw_parts(later, n_later as usize) };
         let tensors: Vec<usize> = std::iter::once(&op.tensor).chain(later).map(|&t| t as usize).collect();
-        let request = LayerRequest { tensors: &tensors, ids: &ids, rows: op.n_tokens as usize, walkers: op.n_walkers };
+        let n_rows = op.n_tokens as usize;
+        let certain = model.certain(n_rows);
+        let request = LayerRequest { tensors: &tensors, ids: &ids, rows: n_rows, certain, walkers: op.n_walkers };
         match model.layer(request, &rows) {
             Ok(Some(layer)) => {
                 let handle = std::ptr::without_provenance_mut(LAYERS.open(Open { model, layer }));

@@ -365,3 +365,25 @@ pub extern "C" fn les_model_forget_cached(handle: *const LesModel) -> LesStatus 
         Ok(LES_OK)
     })
 }
+
+/// From now on a pass over the model with exactly `n_rows` rows (tokens) verifies drafts: row 0 is certain, the others may be
+/// rejected. What they alone need displaces little, and nothing is learned from them before `les_model_judged` tells which of them
+/// stand, or, when `les_model_drafted` is called again first, all do. Passes of other numbers of rows are as ever. 0 or 1: nothing
+/// is drafted. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_model_drafted(handle: *const LesModel, n_rows: u32) -> LesStatus {
+    guard(|| {
+        model(handle)?.drafted(n_rows as usize);
+        Ok(LES_OK)
+    })
+}
+
+/// Of the pass that `les_model_drafted` announced the first `n_rows` rows stand; 1: no draft does. Passes that follow are as ever.
+/// Without effect when there was no such pass. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn les_model_judged(handle: *const LesModel, n_rows: u32) -> LesStatus {
+    guard(|| {
+        model(handle)?.judged(n_rows as usize);
+        Ok(LES_OK)
+    })
+}

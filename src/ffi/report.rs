@@ -89,6 +89,15 @@ pub struct LesStats {
     pub guessed_late: u64,
     /// Of these, not needed by the pass that they were read for.
     pub guessed_wasted: u64,
+    /// Passes that verified drafted tokens, see `les_model_drafted`.
+    pub verifications: u64,
+    /// Matrices of experts that were read and that no other than drafted tokens wanted.
+    pub draft_reads: u64,
+    /// Of these, wanted by no token that stood.
+    pub draft_reads_rejected: u64,
+    /// Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
+    /// verified.
+    pub evictions_for_drafts: u64,
 }
 
 // SAFETY: repr(C), the size first, integers only.
@@ -124,6 +133,10 @@ pub unsafe extern "C" fn les_model_stats(handle: *const LesModel, stats: *mut Le
             guessed_in_time: s.reads.guessed_in_time,
             guessed_late: s.reads.guessed_late,
             guessed_wasted: s.reads.guessed_wasted,
+            verifications: s.verifications,
+            draft_reads: s.draft_reads,
+            draft_reads_rejected: s.draft_reads_rejected,
+            evictions_for_drafts: s.evictions_for_drafts,
         };
         // SAFETY: the caller vouches for `stats`.
         ok(unsafe { put_sized(stats, value) })

@@ -96,8 +96,14 @@ pub unsafe extern "C" fn les_ticket_open(
         }
         // SAFETY: passed on.
         let Asked { ids, rows } = unsafe { asked(&model, &op) }?;
-        let request =
-            Request { tensor: op.tensor as usize, ids: &ids, rows: op.n_tokens as usize, walkers: op.n_walkers };
+        let n_rows = op.n_tokens as usize;
+        let request = Request {
+            tensor: op.tensor as usize,
+            ids: &ids,
+            rows: n_rows,
+            certain: model.certain(n_rows),
+            walkers: op.n_walkers,
+        };
         match model.ticket(request, &rows) {
             Ok(ticket) => {
                 let handle = std::ptr::without_provenance_mut(TICKETS.open(Open { model, ticket }));

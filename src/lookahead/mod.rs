@@ -12,6 +12,7 @@ mod forecast;
 mod keep;
 mod predict;
 pub mod profile;
+mod put_off;
 mod router;
 mod spread;
 pub mod trace;
@@ -29,6 +30,7 @@ use calibration::Calibration;
 use forecast::{Forecasts, Sample};
 use predict::Prediction;
 use profile::Profile;
+use put_off::PutOff;
 
 use crate::error::{Error, Result};
 use crate::index::Index;
@@ -67,6 +69,8 @@ struct Site {
     recalls: Vec<Recall>,
     /// It was last applied to all tokens of a batch. The last layer often is not: only some have an output.
     whole: bool,
+    /// What it picked in a verification, and was not learned from yet.
+    put_off: Option<PutOff>,
 }
 
 /// The routers of a model, and what they did. Not for several threads at once.
@@ -141,6 +145,7 @@ impl Lookahead {
                 predictions: Vec::new(),
                 recalls: vec![Recall::default(); depth],
                 whole: true,
+                put_off: None,
             });
             n_expert.push(t.n_expert() as usize);
         }
@@ -213,7 +218,8 @@ impl Lookahead {
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be written.
-    pub fn save_profile(&self) -> Result<bool> {
+    pub fn save_profile(&mut self) -> Result<bool> {
+        (0..self.sites.len()).for_each(|at| self.catch_up(at, PutOff::is_judged));
         match (&self.profile, &self.keep) {
             (Some(profile), Some(keep)) => profile.save(&self.calibrations, keep),
             _ => Ok(false),
@@ -315,12 +321,14 @@ impl Lookahead {
     }
 
     /// As [`Lookahead::predict`], but to learn what experts are worth keeping, and to write the trace. A trace that cannot be
-    /// written ends there; [`Lookahead::close_trace`] tells.
-    pub fn learn(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) {
+    /// written ends there; [`Lookahead::close_trace`] tells. Of a pass that is `verifying` drafts is learned when the layer is
+    /// computed again, from the rows that stand by then.
+    pub fn learn(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]], verifying: bool) {
         let Some(at) = self.site_of[tensor] else { return };
         if self.trace.is_none() && self.keep.is_none() {
             return;
         }
+        self.catch_up(at, |_| true);
         // what was predicted is close enough to learn from, and costs nothing
         let predicted = self.sites[at].predictions.first().and_then(Prediction::scores);
         match predicted.filter(|_| self.trace.is_none()) {
@@ -330,7 +338,9 @@ impl Lookahead {
             }
             None => self.score(at, rows),
         }
-        if let Some(keep) = &mut self.keep {
+        if verifying {
+            self.sites[at].put_off = Some(PutOff::new(picks, &self.scores, n_rows));
+        } else if let Some(keep) = &mut self.keep {
             keep.observe(at, n_rows, picks, &self.scores);
         }
         self.weigh(at, picks);
@@ -344,6 +354,19 @@ impl Lookahead {
         if let Err(e) = trace.write(&record) {
             self.trace = None;
             self.trace_failed = Some(e);
+        }
+    }
+
+    /// Of the verification that was last, the first `rows` rows stand, at most all. Without this, all do.
+    pub fn judged(&mut self, rows: usize) {
+        self.sites.iter_mut().filter_map(|site| site.put_off.as_mut()).for_each(|put_off| put_off.judge(rows));
+    }
+
+    /// Learns what was put off for the layer `at`, if that is `due`.
+    fn catch_up(&mut self, at: usize, due: impl FnOnce(&PutOff) -> bool) {
+        let put_off = self.sites[at].put_off.take_if(|put_off| due(put_off));
+        if let (Some(put_off), Some(keep)) = (put_off, &mut self.keep) {
+            put_off.observe(keep, at);
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use crate::io::Read;
 use crate::lookahead::{Guess, Guesses};
-use crate::store::{Acquired, BlockId, State};
+use crate::store::{Acquired, Ask, BlockId, State};
 
 use super::{Core, Streamer};
 
@@ -216,7 +216,9 @@ impl Streamer {
                 break block;
             }
         };
-        if self.take_slot(core, block, true) != Acquired::Reserved {
+        // of a verification nobody knows which rows will want it
+        let ask = Ask { guess: true, draft: core.drafts.verifying };
+        if self.take_slot(core, block, ask) != Acquired::Reserved {
             // every slot is taken by what this layer needs, or by nearer guesses
             core.ahead.queue.clear();
             return None;

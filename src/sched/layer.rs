@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::store::{Acquired, BlockId, State};
 use crate::sync::{AtomicU32, Mutex};
 
+use super::drafts::Pickers;
 use super::seats::Seats;
 use super::ticket::distinct;
 use super::{Core, STALL_LIMIT, Streamer};
@@ -27,6 +28,8 @@ pub struct LayerRequest<'a> {
     pub ids: &'a [i32],
     /// As [`Request::rows`](super::Request::rows).
     pub rows: usize,
+    /// As [`Request::certain`](super::Request::certain).
+    pub certain: usize,
     /// How many threads will walk. Each must call [`Layer::wave`] to the end, or [`Layer::leave`].
     pub walkers: u32,
 }
@@ -52,6 +55,7 @@ pub struct Layer {
     arriving: Mutex<Arriving>,
     failed: OnceLock<Arc<Error>>,
     rows: usize,
+    pickers: Pickers,
     at_first: AtFirst,
 }
 
@@ -88,7 +92,7 @@ impl Layer {
     /// [`Error::ExpertId`] for an id out of range; [`Error::Invalid`] for tensors that are not one layer's, the reads'
     /// errors.
     pub fn open(streamer: Arc<Streamer>, request: LayerRequest) -> Result<Option<Self>, Arc<Error>> {
-        let LayerRequest { tensors, ids, rows, walkers } = request;
+        let LayerRequest { tensors, ids, rows, certain, walkers } = request;
         let lead = streamer.lead_of(tensors)?;
         if walkers == 0 {
             return Err(Arc::new(Error::Invalid("a layer needs at least one walker".into())));
@@ -97,6 +101,7 @@ impl Layer {
         let n_expert = tensors.iter().map(|&t| streamer.index.tensors[t].n_expert()).min().unwrap_or(0);
         let experts = distinct(ids, n_expert)
             .map_err(|expert| Arc::new(Error::ExpertId { tensor: tensor.name.clone(), expert, n_expert }))?;
+        let pickers = Pickers::new(ids, rows, certain, n_expert);
         let mut guard = streamer.core.lock();
         guard.ahead.forget_queued();
         guard = streamer.poll(guard);
@@ -104,7 +109,7 @@ impl Layer {
         let plan = core.store.plan();
         let firsts: Vec<BlockId> = tensors.iter().map(|&t| plan.first_block[t]).collect();
         let fits = streamer.fit(core, tensors.iter().copied(), &experts);
-        let answer = if fits { streamer.pin_all(core, &request, &firsts, &experts) } else { Ok(None) };
+        let answer = if fits { streamer.pin_all(core, &request, &firsts, &experts, &pickers) } else { Ok(None) };
         drop(guard);
         let Some(at_first) = answer? else { return Ok(None) };
         let layer = Self {
@@ -118,6 +123,7 @@ impl Layer {
             arriving: Mutex::new(Arriving { waiting: experts.clone(), published: 0 }),
             failed: OnceLock::new(),
             rows,
+            pickers,
             at_first,
             experts,
             streamer,
@@ -133,6 +139,11 @@ impl Layer {
     /// The layer's first tensor.
     pub fn lead(&self) -> usize {
         self.tensors[0]
+    }
+
+    /// Whether some of its rows are drafts.
+    pub fn verifies(&self) -> bool {
+        self.pickers.verify()
     }
 
     /// What one walker should do before it asks for wave `wave`, or, `computing`, when the others compute it already: what
@@ -240,7 +251,7 @@ impl Layer {
                     State::Failed => return Err(self.streamer.failure(core, block)),
                     // it failed for another ticket, which took the error
                     State::Absent => {
-                        self.streamer.reserve_at_any_cost(core, block);
+                        self.streamer.reserve_at_any_cost(core, block, self.pickers.draft(expert));
                     }
                 }
                 complete = false;
@@ -319,8 +330,8 @@ impl Streamer {
     }
 
     /// Gives `block` a slot, at the expense of guesses if need be. Answers whether there was one.
-    fn reserve_at_any_cost(&self, core: &mut Core, block: BlockId) -> bool {
-        while self.reserve(core, block) == Acquired::Full {
+    fn reserve_at_any_cost(&self, core: &mut Core, block: BlockId, draft: Option<u32>) -> bool {
+        while self.reserve(core, block, draft) == Acquired::Full {
             if !core.give_up_guesses() {
                 return false;
             }
@@ -337,10 +348,11 @@ impl Streamer {
         request: &LayerRequest,
         firsts: &[BlockId],
         experts: &[u32],
+        pickers: &Pickers,
     ) -> Result<Option<AtFirst>, Arc<Error>> {
         let LayerRequest { tensors, rows, .. } = *request;
         let before = (core.pass, core.lead);
-        core.begin(tensors[0], tensors[0]);
+        core.begin(tensors[0], tensors[0], pickers.verify());
         let mut counts = vec![[0; 2]; tensors.len()];
         let mut pinned = Vec::new();
         let mut absent = Vec::new();
@@ -349,6 +361,7 @@ impl Streamer {
         // what is there is pinned before anything is evicted for the rest
         for &expert in experts {
             let (mut late, mut missed) = (false, false);
+            let draft = pickers.draft(expert);
             for (part, block) in firsts.iter().map(|first| first + expert).enumerate() {
                 match core.store.state(block) {
                     // an error is for the pass that asked for the read; a later one tries again
@@ -362,19 +375,15 @@ impl Streamer {
                         }
                         counts[part][1] += 1;
                         missed = true;
-                        absent.push(block);
+                        absent.push((block, draft));
                         continue;
                     }
                     State::Ready | State::Loading => {}
                 }
-                let ready = core.store.acquire(block) == Acquired::Ready;
+                let ready = core.want(tensors[part], block, draft);
                 counts[part][0] += usize::from(!ready);
                 late |= !ready;
-                core.store.pin(block);
                 pinned.push(block);
-                if core.ahead.prove(block) {
-                    core.stats.guess_right(tensors[part], ready);
-                }
             }
             lead[0] += usize::from(late && !missed);
             lead[1] += usize::from(missed);
@@ -382,8 +391,8 @@ impl Streamer {
         counts[0] = lead;
         core.ahead.crowded = false;
         core.give_up_past(before.1, tensors[0], experts);
-        for block in absent {
-            if !self.reserve_at_any_cost(core, block) {
+        for (block, draft) in absent {
+            if !self.reserve_at_any_cost(core, block, draft) {
                 pinned.into_iter().for_each(|block| core.store.unpin(block));
                 (core.pass, core.lead) = before;
                 return Ok(None);

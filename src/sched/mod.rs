@@ -8,6 +8,7 @@
 //! Nobody but the walkers drives the device: a walker that finds nothing ready reaps completions itself, and the
 //! others sleep until it has some.
 
+mod drafts;
 mod guess;
 mod layer;
 mod seats;
@@ -23,9 +24,10 @@ use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
 use crate::io::{Check, Completion, Engine, Read};
 use crate::stats::Stats;
-use crate::store::{Acquired, Arena, BlockId, Extent, Store, extent};
+use crate::store::{Acquired, Arena, Ask, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
+use drafts::Drafts;
 use guess::Ahead;
 pub use guess::LANES;
 pub use layer::{Due, Layer, LayerRequest};
@@ -87,6 +89,7 @@ struct Core {
     /// The first tensor of the layer that is computed: a layer that does not come after it begins a pass.
     lead: usize,
     ahead: Ahead,
+    drafts: Drafts,
     /// Per block: the pass that asked for its last read.
     asked: Vec<u32>,
     /// Per block: it was once read with its checksum right. The file is the same ever since, so later reads are not checked:
@@ -100,15 +103,16 @@ struct Core {
 }
 
 impl Core {
-    /// An operation on `tensor`, whose layer's first one is `lead`, begins.
-    fn begin(&mut self, tensor: usize, lead: usize) {
+    /// An operation on `tensor`, whose layer's first one is `lead`, begins; some of its rows are drafts if it is `verifying`.
+    fn begin(&mut self, tensor: usize, lead: usize, verifying: bool) {
         // tensors of one layer come in any order
         let again = tensor == lead && lead == self.lead;
         self.pass = self.pass.wrapping_add(u32::from(lead < self.lead || again));
         self.lead = lead;
         if tensor == lead {
-            self.store.layer_begins();
+            self.store.layer_begins(self.pass);
         }
+        self.begin_verifying(verifying);
         self.ahead.use_tensor(tensor);
     }
 }
@@ -146,6 +150,7 @@ impl Streamer {
             pass: 0,
             lead: usize::MAX,
             ahead: Ahead::new(n_blocks, n),
+            drafts: Drafts::default(),
             errors: HashMap::new(),
             stats,
             batch: Vec::new(),
@@ -179,6 +184,7 @@ impl Streamer {
         stats.engine = self.engine.name();
         stats.io_depth = self.engine.depth();
         stats.evictions = core.store.evictions();
+        stats.evictions_for_drafts = core.store.evictions_for_drafts();
         stats
     }
 
@@ -344,23 +350,26 @@ impl Streamer {
         core
     }
 
-    /// Gives `block` a slot that its read, a guess or one that is needed, will fill. Answers whether there was one.
-    fn take_slot(&self, core: &mut Core, block: BlockId, guess: bool) -> Acquired {
-        let answer = if guess { core.store.acquire_idle(block) } else { core.store.acquire(block) };
+    /// Gives `block` a slot that its read will fill. Answers whether there was one.
+    fn take_slot(&self, core: &mut Core, block: BlockId, ask: Ask) -> Acquired {
+        let answer = core.store.acquire_as(block, ask);
         if answer == Acquired::Reserved {
             core.asked[block as usize] = core.pass;
             self.arena.touched(core.store.take_fresh_bytes());
             let (t, range) = self.extent_of(core, block);
-            core.stats.read(t, range.len, guess);
+            core.stats.read(t, range.len, ask.guess);
         }
         answer
     }
 
-    /// Has `block` read: it holds a slot from now on. Answers whether there was one.
-    fn reserve(&self, core: &mut Core, block: BlockId) -> Acquired {
-        let answer = self.take_slot(core, block, false);
+    /// Has `block` read, which a draft wants or, `None`, a certain row: it holds a slot from now on. Answers whether there was one.
+    fn reserve(&self, core: &mut Core, block: BlockId, draft: Option<u32>) -> Acquired {
+        let answer = self.take_slot(core, block, Ask { guess: false, draft: draft.is_some() });
         if answer == Acquired::Reserved {
             core.queue.push_back(block);
+        }
+        if !matches!(answer, Acquired::Full | Acquired::Failed) {
+            core.wanted_by(block, draft, answer == Acquired::Reserved);
         }
         answer
     }

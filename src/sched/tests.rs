@@ -139,7 +139,7 @@ fn streamer(setup: Setup) -> (Arc<Streamer>, Arc<Shared>) {
 }
 
 fn request(tensor: usize, ids: &[i32], walkers: u32) -> Request<'_> {
-    Request { tensor, ids, rows: 1, walkers }
+    Request { tensor, ids, rows: 1, certain: 1, walkers }
 }
 
 /// Walks to the end; the experts in the order in which they came.
@@ -177,6 +177,8 @@ fn settle(s: &Streamer) {
     }
 }
 
+#[cfg(not(feature = "shuttle"))]
+mod drafts;
 #[cfg(not(feature = "shuttle"))]
 mod guesses;
 mod layers;
@@ -468,6 +470,25 @@ mod concurrent {
             }
             guesser.join().unwrap();
             s.core.lock().give_up_guesses();
+            let core = s.core.lock();
+            assert!((0..48).all(|b| core.store.pins(b) == 0));
+        });
+    }
+
+    #[test]
+    fn a_verdict_may_come_at_any_time() {
+        check(|| {
+            let (s, shared) = streamer(Setup { depth: 2, ..Default::default() });
+            let judge = {
+                let s = s.clone();
+                shuttle::thread::spawn(move || (1..3).for_each(|rows| s.judged(rows)))
+            };
+            for tensor in [0, 1, 0] {
+                let request = Request { tensor, ids: &[0, 1, 2, 3, 4, 5], rows: 3, certain: 1, walkers: 1 };
+                let ticket = Ticket::open(s.clone(), request).unwrap();
+                assert_eq!(sorted(walk(&s, &shared, &ticket).unwrap()), [0, 1, 2, 3, 4, 5]);
+            }
+            judge.join().unwrap();
             let core = s.core.lock();
             assert!((0..48).all(|b| core.store.pins(b) == 0));
         });

@@ -5,9 +5,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::store::{Acquired, BlockId, State};
+use crate::store::{Acquired, Ask, BlockId, State};
 use crate::sync::{AtomicU32, Mutex};
 
+use super::drafts::Pickers;
 use super::seats::Seats;
 use super::{Core, STALL_LIMIT, Streamer};
 
@@ -20,6 +21,8 @@ pub struct Request<'a> {
     pub ids: &'a [i32],
     /// How many tokens asked: 1 while text is generated.
     pub rows: usize,
+    /// Of these, the first ones that are certain to stand: all, but for the drafts of a verification.
+    pub certain: usize,
     /// How many threads will walk the ticket. Each must call [`Ticket::next`] to the end, or [`Ticket::leave`].
     pub walkers: u32,
 }
@@ -54,6 +57,7 @@ pub struct Ticket {
     failed: OnceLock<Arc<Error>>,
     rows: usize,
     tensor: usize,
+    pickers: Pickers,
 }
 
 struct Walk {
@@ -88,6 +92,7 @@ impl Ticket {
             expert,
             n_expert: tensor.n_expert(),
         })?;
+        let pickers = Pickers::new(request.ids, request.rows, request.certain, tensor.n_expert());
         let lead = streamer.lead_of[request.tensor];
         let mut guard = streamer.core.lock();
         if request.tensor == lead {
@@ -96,7 +101,7 @@ impl Ticket {
         guard = streamer.poll(guard);
         let core = &mut *guard;
         let passed = core.lead;
-        core.begin(request.tensor, lead);
+        core.begin(request.tensor, lead, pickers.verify());
         let ticket = Self {
             first_block: core.store.plan().first_block[request.tensor],
             walkers: request.walkers,
@@ -113,6 +118,7 @@ impl Ticket {
             failed: OnceLock::new(),
             rows: request.rows,
             tensor: request.tensor,
+            pickers,
             streamer: streamer.clone(),
         };
         let absent = ticket.pin_present(core, &experts);
@@ -120,12 +126,12 @@ impl Ticket {
             core.give_up_past(passed, lead, &experts);
         }
         core.stats.operation(request.tensor, request.rows, experts.len(), absent);
-        let along = streamer.touch_along(core, request.tensor, &experts);
+        let along = streamer.touch_along(core, request.tensor, &experts, &ticket.pickers);
         if let Err(error) = ticket.place(core, &mut ticket.walk.lock()) {
             ticket.fail(error);
         }
-        for block in along {
-            streamer.reserve(core, block);
+        for (block, draft) in along {
+            streamer.reserve(core, block, draft);
         }
         streamer.pump(core);
         drop(guard);
@@ -155,11 +161,7 @@ impl Ticket {
                 }
                 State::Ready | State::Loading => {}
             }
-            let ready = core.store.acquire(block) == Acquired::Ready;
-            core.store.pin(block);
-            if core.ahead.prove(block) {
-                core.stats.guess_right(self.tensor, ready);
-            }
+            let ready = core.want(self.tensor, block, self.pickers.draft(e));
             if ready {
                 self.publish(core, walk, block);
             } else {
@@ -291,7 +293,8 @@ impl Ticket {
             }
         }
         while let Some(&block) = walk.unplaced.last() {
-            match self.streamer.reserve(core, block) {
+            let draft = self.pickers.draft(block - self.first_block);
+            match self.streamer.reserve(core, block, draft) {
                 Acquired::Full if core.give_up_guesses() => continue,
                 Acquired::Full => break,
                 Acquired::Failed => return Err(self.streamer.failure(core, block)),
@@ -412,9 +415,15 @@ pub(super) fn distinct(ids: &[i32], n_expert: u32) -> Result<Vec<u32>, i64> {
 }
 
 impl Streamer {
-    /// The blocks that the layer needs after `tensor` and that are absent, in the order of use; those that are present
+    /// The blocks that the layer needs after `tensor` and that are absent, in the order of use, and which draft each is for; those that are present
     /// count as used. Empty when the slots cannot hold all of them at once.
-    fn touch_along(&self, core: &mut Core, tensor: usize, experts: &[u32]) -> Vec<BlockId> {
+    fn touch_along(
+        &self,
+        core: &mut Core,
+        tensor: usize,
+        experts: &[u32],
+        pickers: &Pickers,
+    ) -> Vec<(BlockId, Option<u32>)> {
         core.ahead.crowded = !self.fit(core, self.parts_from(tensor), experts);
         if core.ahead.crowded {
             return Vec::new();
@@ -424,12 +433,14 @@ impl Streamer {
             if !core.uses(t) {
                 continue;
             }
+            let first = core.store.plan().first_block[t];
             for block in self.blocks_of(core, t, experts.iter().copied()) {
+                let draft = pickers.draft(block - first);
                 match core.store.state(block) {
-                    State::Absent => absent.push(block),
+                    State::Absent => absent.push((block, draft)),
                     State::Failed => {}
                     State::Ready | State::Loading => {
-                        core.store.acquire(block);
+                        core.store.acquire_as(block, Ask { guess: false, draft: draft.is_some() });
                     }
                 }
             }

@@ -6,6 +6,7 @@
 mod arena;
 mod plan;
 mod policy;
+mod scratch;
 #[cfg(test)]
 pub(crate) mod testing;
 mod valued;
@@ -14,6 +15,8 @@ pub use arena::Arena;
 pub use plan::{Class, Extent, Plan, extent};
 pub use policy::{Lru, Policy};
 pub use valued::Valued;
+
+use scratch::{Age, Scratch};
 
 /// The number of a block, see [`Plan::first_block`].
 pub type BlockId = u32;
@@ -38,6 +41,16 @@ struct Block {
     slot: u32,
 }
 
+/// How a block is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// It may not be needed: nothing is evicted that was asked for since the layer in progress began.
+    pub guess: bool,
+    /// As far as is known only drafted tokens want it, which may be rejected: it displaces what others like it have brought, and
+    /// hardly anything else.
+    pub draft: bool,
+}
+
 /// The answer to [`Store::acquire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acquired {
@@ -53,21 +66,21 @@ pub enum Acquired {
     Failed,
 }
 
-/// A way to choose what is evicted.
-type Choose = fn(&mut (dyn Policy + 'static), usize, &dyn Fn(BlockId) -> bool) -> Option<BlockId>;
-
 const NO_SLOT: u32 = u32::MAX;
 
 /// Slots and what is in them.
 pub struct Store {
     plan: Plan,
     policy: Box<dyn Policy>,
+    /// Has the blocks with a slot that the policy does not have.
+    scratch: Scratch,
     blocks: Vec<Block>,
     free: Vec<Vec<u32>>,
     /// Per class: slots below this one have been used.
     high_water: Vec<u32>,
     fresh_bytes: u64,
     evictions: u64,
+    evictions_for_drafts: u64,
 }
 
 impl Store {
@@ -77,7 +90,8 @@ impl Store {
         let free = plan.classes.iter().map(|c| (c.first_slot..c.first_slot + c.slots).rev().collect()).collect();
         let blocks = vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT }; plan.n_blocks as usize];
         let high_water = plan.classes.iter().map(|c| c.first_slot).collect();
-        Self { plan, policy, blocks, free, high_water, fresh_bytes: 0, evictions: 0 }
+        let scratch = Scratch::new(&plan);
+        Self { plan, policy, scratch, blocks, free, high_water, fresh_bytes: 0, evictions: 0, evictions_for_drafts: 0 }
     }
 
     /// How the budget is cut.
@@ -95,37 +109,42 @@ impl Store {
         self.evictions
     }
 
+    /// Of these, blocks that the policy would have kept, evicted because drafts wanted others.
+    pub fn evictions_for_drafts(&self) -> u64 {
+        self.evictions_for_drafts
+    }
+
     /// The state of `block`.
     pub fn state(&self, block: BlockId) -> State {
         self.blocks[block as usize].state
     }
 
-    /// Asks for `block`: a use in the policy's eyes. When it is absent it gets a slot, evicting if need be.
+    /// Asks for `block` because it is needed: a use in the policy's eyes. When it is absent it gets a slot, evicting if need be.
     pub fn acquire(&mut self, block: BlockId) -> Acquired {
-        self.acquire_by(block, Policy::victim)
+        self.acquire_as(block, Ask::default())
     }
 
-    /// As [`Store::acquire`], but evicts nothing that was asked for since the layer in progress began.
-    pub fn acquire_idle(&mut self, block: BlockId) -> Acquired {
-        self.acquire_by(block, Policy::idle_victim)
-    }
-
-    fn acquire_by(&mut self, block: BlockId, victim: Choose) -> Acquired {
+    /// As [`Store::acquire`], for whom `ask` tells.
+    pub fn acquire_as(&mut self, block: BlockId, ask: Ask) -> Acquired {
         match self.state(block) {
             State::Ready => {
-                self.policy.used(block);
+                self.used(block, ask);
                 Acquired::Ready
             }
             State::Loading => {
-                self.policy.used(block);
+                self.used(block, ask);
                 Acquired::Loading
             }
             State::Failed => Acquired::Failed,
-            State::Absent => match self.take_slot(block, victim) {
+            State::Absent => match self.take_slot(block, ask) {
                 Some(slot) => {
                     let b = &mut self.blocks[block as usize];
                     (b.state, b.slot) = (State::Loading, slot);
-                    self.policy.inserted(block, usize::from(self.plan.class_of[block as usize]));
+                    let class = self.class_of(block);
+                    match ask.draft {
+                        true => self.scratch.ask(block, class),
+                        false => self.policy.inserted(block, class),
+                    }
                     Acquired::Reserved
                 }
                 None => Acquired::Full,
@@ -133,9 +152,36 @@ impl Store {
         }
     }
 
-    /// What is asked for from now on is for another layer.
-    pub fn layer_begins(&mut self) {
+    fn used(&mut self, block: BlockId, ask: Ask) {
+        match (self.scratch.has(block), ask.draft) {
+            (false, _) => self.policy.used(block),
+            (true, true) => self.scratch.ask(block, self.class_of(block)),
+            (true, false) => self.promote(block),
+        }
+    }
+
+    /// Somebody wants `block` who is certain to stand: the policy keeps it from now on, if it is still there. In exchange it gives
+    /// up another one, where drafts would need the slot.
+    pub fn promote(&mut self, block: BlockId) {
+        if !self.scratch.has(block) {
+            return;
+        }
+        let class = self.class_of(block);
+        self.scratch.remove(block, class);
+        let blocks = &self.blocks;
+        if self.scratch.is_short(class)
+            && let Some(other) = self.policy.idle_victim(class, &|b| may_go(blocks, b))
+        {
+            self.policy.removed(other);
+            self.scratch.add_oldest(other, class);
+        }
+        self.policy.inserted(block, class);
+    }
+
+    /// What is asked for from now on is for another layer, of the pass that has this number.
+    pub fn layer_begins(&mut self, pass: u32) {
         self.policy.layer_begins();
+        self.scratch.layer_begins(pass);
     }
 
     /// What each expert of `tensor` is worth keeping, the more the better.
@@ -150,7 +196,7 @@ impl Store {
 
     /// Where the slot of a block that is loading or ready begins in the arena.
     pub fn slot_offset(&self, block: BlockId) -> u64 {
-        let class = &self.plan.classes[usize::from(self.plan.class_of[block as usize])];
+        let class = &self.plan.classes[self.class_of(block)];
         let slot = self.blocks[block as usize].slot;
         class.offset + u64::from(slot - class.first_slot) * class.slot_bytes
     }
@@ -163,8 +209,9 @@ impl Store {
     /// The read of a loading block failed: its slot is free again.
     pub fn failed(&mut self, block: BlockId) {
         let slot = self.blocks[block as usize].slot;
-        self.policy.removed(block);
-        self.free[usize::from(self.plan.class_of[block as usize])].push(slot);
+        let class = self.class_of(block);
+        self.let_go(block, class);
+        self.free[class].push(slot);
         let b = &mut self.blocks[block as usize];
         (b.state, b.slot) = (State::Failed, NO_SLOT);
     }
@@ -194,8 +241,28 @@ impl Store {
         self.blocks[block as usize].pins
     }
 
-    fn take_slot(&mut self, block: BlockId, victim: Choose) -> Option<u32> {
-        let class = usize::from(self.plan.class_of[block as usize]);
+    /// Whether the policy does not know of `block`, though it has a slot.
+    #[cfg(test)]
+    pub(crate) fn is_scratch(&self, block: BlockId) -> bool {
+        self.scratch.has(block)
+    }
+
+    fn class_of(&self, block: BlockId) -> usize {
+        usize::from(self.plan.class_of[block as usize])
+    }
+
+    /// `block` loses its slot. Answers whether the policy had it.
+    fn let_go(&mut self, block: BlockId, class: usize) -> bool {
+        let kept = !self.scratch.has(block);
+        match kept {
+            true => self.policy.removed(block),
+            false => self.scratch.remove(block, class),
+        }
+        kept
+    }
+
+    fn take_slot(&mut self, block: BlockId, ask: Ask) -> Option<u32> {
+        let class = self.class_of(block);
         if let Some(slot) = self.free[class].pop() {
             if slot >= self.high_water[class] {
                 self.high_water[class] = slot + 1;
@@ -203,15 +270,36 @@ impl Store {
             }
             return Some(slot);
         }
-        let blocks = &self.blocks;
-        let may_go = |b: BlockId| matches!(blocks[b as usize], Block { state: State::Ready, pins: 0, .. });
-        let victim = victim(&mut *self.policy, class, &may_go)?;
-        self.policy.removed(victim);
+        let victim = self.victim(class, ask)?;
+        let kept = self.let_go(victim, class);
         self.evictions += 1;
+        self.evictions_for_drafts += u64::from(kept && ask.draft);
         let v = &mut self.blocks[victim as usize];
         v.state = State::Absent;
         Some(std::mem::replace(&mut v.slot, NO_SLOT))
     }
+
+    fn victim(&mut self, class: usize, ask: Ask) -> Option<BlockId> {
+        let Self { policy, scratch, blocks, .. } = self;
+        let may_go = |b: BlockId| may_go(blocks, b);
+        let ring = |age| scratch.oldest(class, age, may_go);
+        let first = match ask.draft {
+            true => ring(Age::Pass)
+                .or_else(|| scratch.may_grow(class).then(|| policy.idle_victim(class, &may_go)).flatten())
+                .or_else(|| ring(Age::Layer)),
+            false => scratch.is_long(class).then(|| ring(Age::Layer)).flatten(),
+        };
+        match ask {
+            Ask { guess: true, draft: true } => first,
+            Ask { guess: true, draft: false } => first.or_else(|| policy.idle_victim(class, &may_go)),
+            // what must be had takes what there is
+            Ask { guess: false, .. } => first.or_else(|| policy.victim(class, &may_go)).or_else(|| ring(Age::Any)),
+        }
+    }
+}
+
+fn may_go(blocks: &[Block], block: BlockId) -> bool {
+    matches!(blocks[block as usize], Block { state: State::Ready, pins: 0, .. })
 }
 
 #[cfg(test)]
@@ -267,21 +355,24 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Op {
-        Acquire(u32),
+        Acquire(u32, Ask),
+        Promote(u32),
         Finish(usize, bool),
         Pin(u32),
         Unpin(usize),
-        Begin,
+        Begin(u32),
         Value(usize, Vec<f32>),
     }
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            4 => (0..48u32).prop_map(Op::Acquire),
+            6 => (0..48u32, any::<bool>(), any::<bool>())
+                .prop_map(|(b, guess, draft)| Op::Acquire(b, Ask { guess, draft })),
+            1 => (0..48u32).prop_map(Op::Promote),
             4 => (any::<usize>(), any::<bool>()).prop_map(|(i, ok)| Op::Finish(i, ok)),
             1 => (0..48u32).prop_map(Op::Pin),
             1 => any::<usize>().prop_map(Op::Unpin),
-            1 => Just(Op::Begin),
+            1 => (0..3u32).prop_map(Op::Begin),
             1 => (0..6usize, proptest::collection::vec(any::<f32>(), 8)).prop_map(|(t, v)| Op::Value(t, v)),
         ]
     }
@@ -294,8 +385,13 @@ mod tests {
             let (mut loading, mut pinned) = (Vec::new(), Vec::new());
             for op in ops {
                 match op {
-                    Op::Acquire(b) => match s.acquire(b) {
-                        Acquired::Reserved => loading.push(b),
+                    Op::Acquire(b, ask) => match s.acquire_as(b, ask) {
+                        Acquired::Reserved => {
+                            prop_assert_eq!(s.scratch.has(b), ask.draft);
+                            loading.push(b);
+                        }
+                        Acquired::Ready | Acquired::Loading if !ask.draft => prop_assert!(!s.scratch.has(b)),
+                        Acquired::Full if !ask.guess => prop_assert_eq!(s.acquire(b), Acquired::Full),
                         Acquired::Failed => s.forgive(b),
                         _ => {}
                     },
@@ -311,23 +407,52 @@ mod tests {
                         let b = pinned.swap_remove(i % pinned.len());
                         s.unpin(b);
                     }
-                    Op::Begin => s.layer_begins(),
+                    Op::Promote(b) => {
+                        s.promote(b);
+                        prop_assert!(!s.scratch.has(b));
+                    }
+                    Op::Begin(pass) => s.layer_begins(pass),
                     Op::Value(tensor, values) => s.set_values(tensor, &values),
                     _ => {}
                 }
                 let mut seen = HashSet::new();
                 let mut by_slot = HashMap::new();
+                let mut in_rings = vec![0; s.plan().classes.len()];
                 for b in 0..s.plan().n_blocks {
+                    in_rings[s.class_of(b)] += u32::from(s.scratch.has(b));
                     if matches!(s.state(b), State::Ready | State::Loading) {
                         let size = s.plan().classes[usize::from(s.plan.class_of[b as usize])].slot_bytes;
                         let at = s.slot_offset(b);
                         prop_assert!(at + size <= budget);
                         prop_assert!(seen.insert(at), "slot at {at} has two blocks");
                         by_slot.insert(at, size);
+                    } else {
+                        prop_assert!(!s.scratch.has(b));
                     }
                 }
                 prop_assert!(by_slot.values().sum::<u64>() <= budget);
                 prop_assert!(pinned.iter().all(|&b| matches!(s.state(b), State::Ready | State::Loading)));
+                for (class, n) in in_rings.into_iter().enumerate() {
+                    prop_assert_eq!(s.scratch.len_and_most(class).0, n);
+                }
+            }
+            // whoever had them, all slots can be had
+            loading.into_iter().for_each(|b| s.filled(b));
+            pinned.into_iter().for_each(|b| s.unpin(b));
+            let mut left: Vec<u32> = s.plan().classes.iter().map(|c| c.slots).collect();
+            for b in 0..s.plan().n_blocks {
+                s.forgive(b);
+                let class = s.class_of(b);
+                match s.acquire(b) {
+                    Acquired::Full => prop_assert_eq!(left[class], 0),
+                    acquired => {
+                        left[class] -= 1;
+                        if acquired == Acquired::Reserved {
+                            s.filled(b);
+                        }
+                        s.pin(b);
+                    }
+                }
             }
         }
     }

@@ -69,6 +69,23 @@ impl Lru {
         }
         ends.0 = block;
     }
+
+    /// As [`Policy::inserted`], but as the least recently used.
+    pub(super) fn push_oldest(&mut self, block: BlockId, class: usize) {
+        let ends = &mut self.ends[class];
+        self.links[block as usize] = Link { newer: ends.1, older: NONE, class: class as u32 };
+        match ends.1 {
+            NONE => ends.0 = block,
+            o => self.links[o as usize].older = block,
+        }
+        ends.1 = block;
+    }
+
+    /// The blocks of `class`, the least recently used first.
+    pub(super) fn oldest_first(&self, class: usize) -> impl Iterator<Item = BlockId> {
+        let some = |block: BlockId| (block != NONE).then_some(block);
+        std::iter::successors(some(self.ends[class].1), move |&at| some(self.links[at as usize].newer))
+    }
 }
 
 impl Policy for Lru {
@@ -87,14 +104,7 @@ impl Policy for Lru {
     }
 
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
-        let mut at = self.ends[class].1;
-        while at != NONE {
-            if evictable(at) {
-                return Some(at);
-            }
-            at = self.links[at as usize].newer;
-        }
-        None
+        self.oldest_first(class).find(|&block| evictable(block))
     }
 }
 
@@ -116,6 +126,10 @@ mod tests {
         assert_eq!(lru.victim(0, &|_| true), Some(2));
         assert_eq!(lru.victim(1, &|_| true), Some(7));
         assert_eq!(lru.victim(0, &|_| false), None);
+        lru.push_oldest(1, 0);
+        lru.push_oldest(6, 1);
+        assert_eq!(lru.oldest_first(0).collect::<Vec<_>>(), [1, 2, 3, 0]);
+        assert_eq!(lru.oldest_first(1).collect::<Vec<_>>(), [6, 7]);
     }
 
     #[test]
@@ -126,7 +140,8 @@ mod tests {
         lru.removed(0);
         lru.removed(1);
         assert_eq!(lru.victim(0, &|_| true), None);
-        lru.inserted(1, 0);
-        assert_eq!(lru.victim(0, &|_| true), Some(1));
+        lru.push_oldest(1, 0);
+        lru.inserted(0, 0);
+        assert_eq!(lru.oldest_first(0).collect::<Vec<_>>(), [1, 0]);
     }
 }

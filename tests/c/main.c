@@ -42,5 +42,6 @@ int main(int argc, char **argv) {
     run("profiles", test_profiles);
     run("faults", test_faults);
     run("spec", test_spec);
+    run("drafts", test_drafts);
     return test_failures != 0;
 }

@@ -33,6 +33,8 @@ static void bad_model(struct les_model *handle, les_status expected) {
     STATUS(expected, les_model_stats(handle, &stats));
     STATUS(expected, les_model_stats_write(handle, in_dir("never.json")));
     STATUS(expected, les_model_profile_save(handle));
+    STATUS(expected, les_model_drafted(handle, 2));
+    STATUS(expected, les_model_judged(handle, 1));
     STATUS(expected, les_ticket_open(handle, &op, &ticket));
     STATUS(expected == LES_ERR_NULL ? LES_OK : expected, les_model_free(handle));
     CHECK(info.n_files == 4711 && tensor.layer == 4711 && stats.evictions == 4711 && number == 4711);

@@ -72,6 +72,7 @@ void test_tickets(void);
 void test_layers(void);
 void test_misuse(void);
 void test_spec(void);
+void test_drafts(void);
 void test_walkers(void);
 void test_files(void);
 void test_profiles(void);

@@ -263,7 +263,7 @@ fn a_run_that_uses_less_keeps_the_rest() {
     let path = dir.file("profile");
     save(&path, &before).unwrap();
     // looks one layer ahead where two were, and evicts nothing
-    let lookahead = Lookahead::new(&model(), 1, false, None, Some(&path)).unwrap();
+    let mut lookahead = Lookahead::new(&model(), 1, false, None, Some(&path)).unwrap();
     assert!(lookahead.knew());
     assert_eq!(lookahead.reliability(), [[]], "of the distance that it looks");
     fs::remove_file(&path).unwrap();

@@ -230,7 +230,8 @@ fn layers_add_up_to_the_totals_and_reads_to_what_was_asked() {
         for tensor in 0..6 {
             let rows = if pass % 5 == 0 { 3 } else { 1 };
             let ids: Vec<i32> = (0..2 * rows).map(|_| random.i32(0..8)).collect();
-            let ticket = Ticket::open(s.clone(), Request { tensor, ids: &ids, rows, walkers: 1 }).unwrap();
+            let ticket =
+                Ticket::open(s.clone(), Request { tensor, ids: &ids, rows, certain: rows, walkers: 1 }).unwrap();
             if tensor % 3 == 0 {
                 s.guess(tensor, &guesses(3 - tensor, &[random.u32(0..8), random.u32(0..8)]));
             }

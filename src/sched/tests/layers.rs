@@ -7,7 +7,7 @@ const TENSORS: [usize; 3] = [0, 1, 2];
 
 #[cfg(not(feature = "shuttle"))]
 fn open(s: &Arc<Streamer>, tensors: &[usize], ids: &[i32], walkers: u32) -> Result<Option<Layer>, Arc<Error>> {
-    let layer = Layer::open(s.clone(), LayerRequest { tensors, ids, rows: 1, walkers })?;
+    let layer = Layer::open(s.clone(), LayerRequest { tensors, ids, rows: 1, certain: 1, walkers })?;
     if let Some(layer) = &layer {
         layer.read();
     }
@@ -82,7 +82,8 @@ mod sequential {
     #[test]
     fn what_takes_time_is_done_when_the_others_compute_or_everybody_waits() {
         let (s, shared) = streamer(Setup { spare_slots: 24, ..Default::default() });
-        let open = |ids| Layer::open(s.clone(), LayerRequest { tensors: &TENSORS, ids, rows: 1, walkers: 1 });
+        let open =
+            |ids| Layer::open(s.clone(), LayerRequest { tensors: &TENSORS, ids, rows: 1, certain: 1, walkers: 1 });
         let none = open(&[3]).unwrap().unwrap();
         assert_eq!(due(&none), [[0, 0, 1, 1]]);
         assert!(shared.order.lock().is_empty(), "nothing is read before it is said");
@@ -218,8 +219,9 @@ mod concurrent {
         tensors: &'static [usize],
         ids: &[i32],
     ) -> Vec<shuttle::thread::JoinHandle<Option<Vec<Vec<u32>>>>> {
-        let layer =
-            Arc::new(Layer::open(s.clone(), LayerRequest { tensors, ids, rows: 1, walkers: 2 }).unwrap().unwrap());
+        let layer = Arc::new(
+            Layer::open(s.clone(), LayerRequest { tensors, ids, rows: 1, certain: 1, walkers: 2 }).unwrap().unwrap(),
+        );
         (0..2)
             .map(|n| {
                 let (s, shared, layer) = (s.clone(), shared.clone(), layer.clone());
