@@ -6,6 +6,7 @@ use super::super::{Acquired, Ask, BlockId, Plan, State, Store, Valued};
 
 const NEED: Ask = Ask { guess: false, draft: false };
 const DRAFT: Ask = Ask { guess: false, draft: true };
+const GUESS: Ask = Ask { guess: true, draft: true };
 const LAYERS: u32 = 8;
 const EXPERTS: u32 = 64;
 const PARTS: u32 = 3;
@@ -168,13 +169,43 @@ fn a_layer_that_needs_more_than_the_ring_gets_it() {
     }
     assert_eq!(s.acquire_as(60, DRAFT), Acquired::Full);
     s.unpin(5);
-    let guess = Ask { guess: true, draft: true };
-    assert_eq!(s.acquire_as(60, guess), Acquired::Full, "this layer has asked for it");
+    assert_eq!(s.acquire_as(60, GUESS), Acquired::Full, "this layer has asked for it");
     assert_eq!(s.acquire_as(60, DRAFT), Acquired::Reserved);
     s.failed(60);
     assert_eq!(ring(&s).0, 59);
     s.layer_begins(1);
     s.unpin(6);
-    assert!(get(&mut s, 61, guess) && get(&mut s, 62, guess));
+    assert!(get(&mut s, 61, GUESS) && get(&mut s, 62, GUESS));
     assert!(!has(&s, 6));
+}
+
+#[test]
+fn what_drafts_use_again_stays_as_long_as_they_do() {
+    let mut s = store(60);
+    s.layer_begins(1);
+    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    for pass in 2..202 {
+        s.layer_begins(pass);
+        let read = (100..107).filter(|&b| get(&mut s, b, DRAFT)).count();
+        assert_eq!(read, if pass == 2 { 7 } else { 0 }, "pass {pass}");
+        // something else is needed all the time
+        s.layer_begins(pass);
+        assert!(get(&mut s, 200 + pass, NEED));
+    }
+}
+
+#[test]
+fn guesses_do_not_let_the_ring_grow_beyond_its_limit() {
+    let mut s = store(60);
+    s.layer_begins(1);
+    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    s.layer_begins(2);
+    for b in 60..67 {
+        assert!(get(&mut s, b, GUESS));
+        s.pin(b);
+    }
+    s.layer_begins(2);
+    assert_eq!(s.acquire_as(67, GUESS), Acquired::Full);
+    assert_eq!(s.acquire_as(67, DRAFT), Acquired::Reserved, "this must be had");
+    assert_eq!(s.evictions_for_drafts(), 8);
 }
