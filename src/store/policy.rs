@@ -82,7 +82,7 @@ impl Lru {
     }
 
     /// The blocks of `class`, the least recently used first.
-    pub(super) fn from_oldest(&self, class: usize) -> impl Iterator<Item = BlockId> {
+    pub(super) fn oldest_first(&self, class: usize) -> impl Iterator<Item = BlockId> {
         let some = |block: BlockId| (block != NONE).then_some(block);
         std::iter::successors(some(self.ends[class].1), move |&at| some(self.links[at as usize].newer))
     }
@@ -104,7 +104,7 @@ impl Policy for Lru {
     }
 
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
-        self.from_oldest(class).find(|&block| evictable(block))
+        self.oldest_first(class).find(|&block| evictable(block))
     }
 }
 
@@ -128,8 +128,8 @@ mod tests {
         assert_eq!(lru.victim(0, &|_| false), None);
         lru.push_oldest(1, 0);
         lru.push_oldest(6, 1);
-        assert_eq!(lru.from_oldest(0).collect::<Vec<_>>(), [1, 2, 3, 0]);
-        assert_eq!(lru.from_oldest(1).collect::<Vec<_>>(), [6, 7]);
+        assert_eq!(lru.oldest_first(0).collect::<Vec<_>>(), [1, 2, 3, 0]);
+        assert_eq!(lru.oldest_first(1).collect::<Vec<_>>(), [6, 7]);
     }
 
     #[test]
@@ -142,6 +142,6 @@ mod tests {
         assert_eq!(lru.victim(0, &|_| true), None);
         lru.push_oldest(1, 0);
         lru.inserted(0, 0);
-        assert_eq!(lru.from_oldest(0).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(lru.oldest_first(0).collect::<Vec<_>>(), [1, 0]);
     }
 }

@@ -123,7 +123,7 @@ impl Scratch {
             Age::Layer => self.layer,
             Age::Any => OUTSIDE,
         };
-        self.rings.from_oldest(class).take_while(|&b| self.asked[b as usize] < before).find(|&b| may_go(b))
+        self.rings.oldest_first(class).take_while(|&b| self.asked[b as usize] < before).find(|&b| may_go(b))
     }
 
     /// Whether drafts may evict something else for the ring of `class`.

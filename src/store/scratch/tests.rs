@@ -1,5 +1,5 @@
 //! Drafts in a store.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::super::testing::index;
 use super::super::{Acquired, Ask, BlockId, Plan, State, Store, Valued};
