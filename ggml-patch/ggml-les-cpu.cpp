@@ -57,7 +57,7 @@ void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *
 void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     char err[1024] = "";
     if (!ggml_les_read(((ggml_les_buffer *) buffer->context)->model, tensor, data, offset, size, err, sizeof(err))) {
-        // the functions that copy a model have no other way to say it
+        // what writes a copy of the model tells it, and goes on
         throw std::runtime_error(std::string("les: ") + err);
     }
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// The command, on a model and with a program that gets the file of the logits as `$logits`.
 fn report(dir: &TempDir, script: &str) -> Command {
     let at = |name: &str| dir.path().join(name);
-    Gguf::moe(1, 2, 1).write(&at("m.gguf"));
+    Gguf::moe(1, 2, 1).write(at("m.gguf"));
     fs::write(at("text.txt"), "text").unwrap();
     fs::create_dir(at("scratch")).unwrap();
     // -m MODEL -c N --kl-divergence-base FILE

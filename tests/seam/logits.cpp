@@ -497,12 +497,7 @@ int main(int argc, char ** argv) {
         }
     }
     if (!opt.save.empty()) {
-        try {
-            llama_model_save_to_file(a.model, opt.save.c_str());
-        } catch (const std::exception & e) {
-            fprintf(stderr, "%s: %s\n", opt.save.c_str(), e.what());
-            return 6;
-        }
+        llama_model_save_to_file(a.model, opt.save.c_str());
     }
     if (b.model) {
         llama_model_free(b.model);

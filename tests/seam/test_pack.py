@@ -294,8 +294,8 @@ class Mixed(unittest.TestCase):
         """Of tensors for which a stock file has no room: an error, which names the way out."""
         _, _, packed = self.splice("Q8_0", "q4_0", lambda expert: expert % 2)
         done = harness.drive(PATCHED, self.tmp / "out", ["-m", packed, "--scenarios", "decode", "--n-decode", "1", "--save",
-                                                         self.tmp / "copy.gguf"], harness.les("min"), expect=6)
-        self.assertRegex(done.stderr, "les: blk.*_exps.weight has experts of several types.*copy the packed file")
+                                                         self.tmp / "copy.gguf"], harness.les("min"))
+        self.assertRegex(done.stderr, "failed to write.*les: blk.*_exps.weight has experts of several types.*copy the packed file")
         done = harness.run([PATCHED.tool("llama-quantize"), "--allow-requantize", packed, self.tmp / "q.gguf", "Q8_0"])
         self.assertEqual(done.returncode, 1, done.shown)
         self.assertRegex(done.stderr + done.stdout, "packed for streaming.*file that it was packed from", done.shown)
