@@ -1,6 +1,7 @@
 // How fast a text is generated with a drafter that replays it, and is wrong as often as it is told to be: what speculation
 // is worth on a model, without a drafter for it. The ways of choosing how many tokens to verify take turns, a segment of
-// the text each, so that they meet the same conditions. What a step computes and reads is real.
+// the text each, so that they meet the same conditions. What a step computes and reads is real. How many tokens stood was luck:
+// how many were to be expected of the same steps is printed beside it.
 //
 //     replay -m MODEL.gguf --record TEXT.tokens -n 600
 //     replay -m MODEL.gguf --replay TEXT.tokens --right 0.8 --widths off,2,7,adaptive --segment 16 [llama.cpp's flags]
@@ -187,6 +188,7 @@ struct way {
         const size_t   begin = at;
         const uint64_t read  = bytes_read();
         int drafted = 0, stood = 0, steps = 0;
+        double expected = 0;
         const auto began = std::chrono::steady_clock::now();
         spec.begin(0);
         while (at < begin + opt.segment) {
@@ -217,10 +219,16 @@ struct way {
             drafted += draft.size();
             stood   += n;
             steps++;
+            double all_right = 1;
+            for (size_t i = 0; i <= draft.size(); i++) {
+                expected  += all_right;
+                all_right *= opt.right;
+            }
         }
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-        printf("{\"width\": \"%s\", \"tokens\": %zu, \"seconds\": %.6f, \"steps\": %d, \"verified\": %d, \"stood\": %d, \"bytes_read\": %llu}\n",
-            name.c_str(), at - begin, took.count(), steps, drafted, stood, (unsigned long long) (bytes_read() - read));
+        printf("{\"width\": \"%s\", \"tokens\": %zu, \"expected\": %.6f, \"seconds\": %.6f, \"steps\": %d, \"verified\": %d, \"stood\": %d, "
+            "\"bytes_read\": %llu}\n",
+            name.c_str(), at - begin, expected, took.count(), steps, drafted, stood, (unsigned long long) (bytes_read() - read));
         fflush(stdout);
     }
 };
@@ -241,6 +249,7 @@ int main(int argc, char ** argv) {
     const size_t end = std::min<size_t>(text.size(), llama_n_ctx(t.ctx) - BLOCK);
     size_t at = 0;
     for (int turn = 0; at + opt.segment + 2*BLOCK < end; turn++) {
-        ways[turn % ways.size()]->segment(t, text, at, opt, rng);
+        // in another order in each round
+        ways[(turn + turn/ways.size()) % ways.size()]->segment(t, text, at, opt, rng);
     }
 }

@@ -78,7 +78,9 @@ class Tree:
         if not (self.bin / "libllama.so").exists():
             raise Failed(f"{self.name}: no libllama.so in {self.bin}")
         digest = hashlib.sha256(f"{self.src} {self.bin}".encode())
-        for path in [*sources, *HERE.glob("*.h"), self.src / "include/llama.h", self.src / "ggml/include/ggml.h"]:
+        headers = [*HERE.glob("*.h"), *ROOT.glob("ggml-patch/*.h"), ROOT / "include/les.h",
+                   self.src / "include/llama.h", self.src / "ggml/include/ggml.h"]
+        for path in [*sources, *headers]:
             digest.update(Path(path).read_bytes())
         exe = WORK / "test-bin" / f"{name}-{digest.hexdigest()[:16]}"
         if not exe.exists():

@@ -22,7 +22,7 @@ class Replay(unittest.TestCase):
             raise harness.Failed(done.shown)
 
     def rounds(self, right):
-        args = ["--replay", self.text, "--right", right, "--segment", "16", "--widths", ",".join(speculation.WAYS)]
+        args = ["--replay", self.text, "--right", right, "--segment", "12", "--widths", ",".join(speculation.WAYS)]
         stats = self.tmp / "stats.json"
         done = harness.run([self.exe, *self.base, *args], {**harness.les("min"), "LLAMA_ARG_LES_STATS": str(stats)})
         self.assertEqual(done.returncode, 0, done.shown)
@@ -36,6 +36,7 @@ class Replay(unittest.TestCase):
             self.assertEqual(found["off"]["verified"], 0)
             self.assertEqual(found["off"]["steps"], found["off"]["tokens"])
             self.assertEqual(found["7"]["tokens"], 8 * found["7"]["steps"])
+            self.assertEqual(found["7"]["tokens"], found["7"]["expected"])
         for position in self.counted["positions"]:
             self.assertEqual(position["verified"], position["stood"])
 
