@@ -23,11 +23,11 @@ enum class worse {
 
 struct options {
     std::string out;
-    worse       bad       = worse::no;
-    int         snapshots = -1; // of recurrent states; -1: as many as llama.cpp's programs keep
-    int         noise     = 0;  // a prompt of so many arbitrary tokens, for models that have no words
-    bool        again     = false;
-    int         draws     = 0;
+    worse       bad        = worse::no;
+    int         snapshots  = -1; // of recurrent states; -1: as many as llama.cpp's programs keep
+    int         noise      = 0;  // a prompt of so many arbitrary tokens, for models that have no words
+    float       rounding   = 0;  // of a row of logits, as a part of its range; 0: is not decoded again
+    int         draws      = 0;
     bool        wrong_rule = false;
     std::vector<char *> others; // llama.cpp's
 
@@ -41,14 +41,14 @@ struct options {
                 }
                 return argv[++i];
             };
-            if      (arg == "-o")          { out        = value(); }
-            else if (arg == "--bad")       { bad        = worse_from(value()); }
-            else if (arg == "--snapshots") { snapshots  = std::stoi(value()); }
-            else if (arg == "--noise")     { noise      = std::stoi(value()); }
-            else if (arg == "--again")     { again      = true; }
-            else if (arg == "--draws")     { draws      = std::stoi(value()); }
+            if      (arg == "-o")           { out        = value(); }
+            else if (arg == "--bad")        { bad        = worse_from(value()); }
+            else if (arg == "--snapshots")  { snapshots  = std::stoi(value()); }
+            else if (arg == "--noise")      { noise      = std::stoi(value()); }
+            else if (arg == "--again")      { rounding   = std::stof(value()); }
+            else if (arg == "--draws")      { draws      = std::stoi(value()); }
             else if (arg == "--wrong-rule") { wrong_rule = true; }
-            else                           { others.push_back(argv[i]); }
+            else                            { others.push_back(argv[i]); }
         }
         if (out.empty()) {
             give_up(1,
@@ -56,7 +56,8 @@ struct options {
                 "  --bad WAY        spoil the drafts: wrong, spoiled, nonsense, too-long\n"
                 "  --snapshots N    that recurrent layers keep, to go back by so many tokens (0: only by checkpoints)\n"
                 "  --noise N        a prompt of so many arbitrary tokens\n"
-                "  --again          afterwards, decode the text without speculation and compare the logits\n"
+                "  --again PART     afterwards, decode the text without speculation and compare the logits: they may\n"
+                "                   differ by this part of their range, as rounding depends on the size of a batch\n"
                 "  --draws N        instead, verify one draft and sample so often from it\n"
                 "  --wrong-rule     which then accepts tokens that it must not accept");
         }

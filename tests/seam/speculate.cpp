@@ -10,7 +10,7 @@
 //     memory HOW                       part: takes back any tokens; snapshots: some; full: none, but by a checkpoint
 //     back N                           passes after which a checkpoint was restored
 //     refused N                        passes that failed, and were done again without the draft
-//     again ROWS OFF WORST             rows of logits; those that differ by more than rounding; by what part of their range
+//     again ROWS OFF WORST             rows of logits; those that differ by more than rounding; the most that one differs
 // and with --draws those of draws() instead.
 // Exit codes: 0 done, 1 usage or file error, 2 a model or context that cannot be used, 3 the rule is broken, 4 a pass
 // failed.
@@ -34,10 +34,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-// Rounding depends on the size of a batch; a state that was not rolled back is off by far more. As a part of the range
-// of a row of logits.
-static const float ROUNDING = 0.02f;
 
 static const llama_seq_id SEQ = 0;
 static const auto PARTIAL = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
@@ -133,7 +129,32 @@ struct speculation {
             (goes_back == COMMON_CONTEXT_SEQ_RM_TYPE_RS && n > llama_n_rs_seq(ctx.get()));
     }
 
+    // by the older call: common_batch ends the program for a token that is none
+    bool pass_of_anything(const common_batch & batch) {
+        llama_batch raw = llama_batch_init(batch.size(), 0, 1);
+        for (const auto & t : batch.tokens) {
+            const int i = raw.n_tokens++;
+            raw.token[i]     = t.id;
+            raw.pos[i]       = t.pos[0];
+            raw.n_seq_id[i]  = 1;
+            raw.seq_id[i][0] = SEQ;
+            raw.logits[i]    = t.output;
+        }
+        const bool done = llama_decode(ctx.get(), raw) == 0;
+        llama_batch_free(raw);
+        return done;
+    }
+
+    // false when llama.cpp refuses it
     bool pass(common_batch & batch) {
+        for (const auto & t : batch.tokens) {
+            if (t.id < 0 || t.id >= n_vocab) {
+                if (pass_of_anything(batch)) {
+                    give_up(3, "a token that is none is computed");
+                }
+                return false;
+            }
+        }
         if (llama_process(ctx.get(), LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
             return false;
         }
@@ -266,7 +287,7 @@ static void decode_again(const speculation & s, const llama_tokens & text, const
             most = std::max(most, std::fabs(a[j] - b[j]));
         }
         most /= *range.second - *range.first;
-        off  += !(most <= ROUNDING);
+        off  += !(most <= s.opt.rounding);
         worst = std::max(worst, most);
     }
     fprintf(out, "again %zu %d %g\n", n_rows, off, worst);
@@ -337,7 +358,7 @@ static void generate(speculation & s, FILE * out) {
             const float * row = llama_get_logits_ith(s.ctx.get(), i);
             sum = checksum(sum, row, s.n_vocab);
             unlikely = std::min_element(row, row + s.n_vocab) - row;
-            if (s.opt.again) {
+            if (s.opt.rounding > 0) {
                 rows.insert(rows.end(), row, row + s.n_vocab);
             }
         }
@@ -353,7 +374,7 @@ static void generate(speculation & s, FILE * out) {
     const bool part = s.goes_back == COMMON_CONTEXT_SEQ_RM_TYPE_PART;
     fprintf(out, "memory %s\n", part ? "part" : s.goes_back == COMMON_CONTEXT_SEQ_RM_TYPE_RS ? "snapshots" : "full");
     fprintf(out, "back %d\nrefused %d\n", backs, refused);
-    if (s.opt.again) {
+    if (s.opt.rounding > 0) {
         decode_again(s, text, rows, out);
     }
 }
