@@ -73,9 +73,14 @@ def with_les(width, cache="min", stats=None):
     return {**env, "LLAMA_ARG_LES_STATS": str(stats)} if stats else env
 
 
+def speculation(stats):
+    """What the statistics in a file tell of speculation."""
+    return harness.read_stats(stats)["speculation"]
+
+
 def steps(stats):
-    """How many steps verified 0, 1, .. tokens, of the statistics in a file."""
-    return [width["steps"] for width in harness.read_stats(stats)["speculation"]["widths"]]
+    """How many steps verified 0, 1, .. tokens."""
+    return [width["steps"] for width in speculation(stats)["widths"]]
 
 
 def softmax(logits, temperature):
