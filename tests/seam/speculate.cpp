@@ -10,7 +10,7 @@
 //     memory HOW                       part: takes back any tokens; snapshots: some; full: none, but by a checkpoint
 //     back N                           passes after which a checkpoint was restored
 //     refused N                        passes that failed, and were done again without the draft
-//     again ROWS OFF WORST             rows of logits; those that differ by more than rounding; the most that one differs
+//     again ROWS OFF WORST             rows of logits; those that differ by more than rounding; the most that one does
 // and with --draws those of draws() instead.
 // Exit codes: 0 done, 1 usage or file error, 2 a model or context that cannot be used, 3 the rule is broken, 4 a pass
 // failed.
@@ -260,7 +260,8 @@ static void check_rule(const speculation & s, const llama_tokens & draft, const 
 }
 
 // Decodes the text token by token in a fresh context and compares: rows has the logits of all after the prompt.
-static void decode_again(const speculation & s, const llama_tokens & text, const std::vector<float> & rows, FILE * out) {
+static void decode_again(const speculation & s, const llama_tokens & text, const std::vector<float> & rows,
+                         FILE * out) {
     llama_context_ptr ctx = s.context();
     int   off   = 0;
     float worst = 0;

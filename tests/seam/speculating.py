@@ -91,7 +91,7 @@ def softmax(logits, temperature):
 
 
 def deviation(counts, probabilities):
-    """By how many standard deviations the counts, by index, are less like draws of a distribution than draws mostly are."""
+    """By how many standard deviations the counts, by index, differ more from a distribution than draws mostly do."""
     n = sum(counts.values())
     cells, rare = [], [0.0, 0.0]
     for index, p in enumerate(probabilities):

@@ -9,7 +9,7 @@ import gguf_mini
 import harness
 import models
 import speculating
-from harness import PATCHED, SELF, STOCK, Failed
+from harness import PATCHED, SELF, STOCK
 from speculating import BLOCK, ROUNDING, ROUNDING_F32, docmoe, dspark, ngrams, speculate, speculation, with_les
 
 WIDTHS = ["off", 1, 2, 3, 4, 5, "adaptive"]
@@ -35,7 +35,8 @@ class Rule(unittest.TestCase):
         # at the end fewer are drafted than elsewhere
         if len(written.tokens) != tokens or max(written.widths) > most or min(written.widths[:-BLOCK]) < least:
             return f"{len(written.tokens)} tokens, widths {sorted(set(written.widths))}"
-        if most > 0 and not 0 < sum(written.stood) < sum(written.widths):
+        # how often an adapted width is not 0 is for the machine to say
+        if least > 0 and not 0 < sum(written.stood) < sum(written.widths):
             return f"{sum(written.stood)} of {sum(written.widths)} tokens stood"
         if SELF:
             return None
@@ -60,7 +61,7 @@ class Rule(unittest.TestCase):
         return None
 
     def jobs(self, cases, tokens, context=512):
-        harness.in_parallel(self, [(f"{width} {cache}", lambda width=width, cache=cache: self.job(width, cache, tokens, context))
+        harness.in_parallel(self, [(f"{width} {cache}", lambda w=width, c=cache: self.job(w, c, tokens, context))
                                    for width, cache in cases])
 
     @unittest.skipIf(SELF, "LES only")
@@ -110,8 +111,10 @@ class AsStock(unittest.TestCase):
             les = speculate(PATCHED, tmp / f"les{width}", args, with_les(width))
             if max(stock.widths) != width or not sum(stock.stood):
                 return f"stock verifies {stock.widths}"
-            differ = [i for i, (a, b) in enumerate(zip(stock.lines, les.lines)) if a != b]
-            return f"pass {differ[0]} of {len(stock.lines)} differs" if differ or len(stock.lines) != len(les.lines) else None
+            if les.lines != stock.lines:
+                same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(stock.lines, les.lines))
+                return f"pass {len(list(same))} of {len(stock.lines)} differs"
+            return None
 
         harness.in_parallel(self, [(str(width), lambda width=width: job(width)) for width in [1, 3, 5]])
 
@@ -197,7 +200,9 @@ class States(unittest.TestCase):
             if not sum(written.stood):
                 return "nothing was accepted"
             rows, off, worst = written["again"]
-            return None if (rows, off) == (len(written.tokens), 0) else f"{off} of {rows} rows are off, by up to {worst}"
+            if (rows, off) != (len(written.tokens), 0):
+                return f"{off} of {rows} rows are off, by up to {worst}"
+            return None
 
         harness.in_parallel(self, [(path.stem, lambda path=path: job(path)) for path in paths])
         self.assertGreaterEqual(used.count(memory), 4, used)
@@ -212,6 +217,20 @@ class States(unittest.TestCase):
 
     def test_checkpoints(self):
         self.check(0, "full")
+
+    # a step that is computed anew yields a token more than is counted: the one after the target's own in place of the
+    # first rejected one. So speculation seems to be worth less than it is where the target goes back as a whole
+    @unittest.skipIf(SELF, "LES only")
+    @unittest.expectedFailure
+    def test_tokens_after_a_checkpoint_are_counted(self):
+        tmp = harness.temporary(self.addCleanup)
+        args = speculating.args(models.arch_model("kimi-linear-moe"), 160, *ngrams(1, 7), "--noise", 24,
+                                "--snapshots", 0, "--bad", "spoiled")
+        written = speculate(PATCHED, tmp / "out", args, with_les(7, stats=tmp / "stats.json"))
+        self.assertGreater(written["back"][0], 0)
+        told = speculation(tmp / "stats.json")["widths"]
+        n = sum(width["steps"] for width in told)
+        self.assertEqual(sum(width["tokens"] for width in told), n + sum(written.stood[:n]))
 
 
 class Distribution(unittest.TestCase):

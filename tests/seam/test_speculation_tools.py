@@ -59,15 +59,18 @@ class Unusable(unittest.TestCase):
 
     def test_other_vocabulary_of_a_block_drafter(self):
         """Its vocabulary is not looked at: what it drafts is verified as any draft."""
-        written = speculate(PATCHED, self.tmp / "out", docmoe(60, *dspark(drafter=other_words(self.tmp))), with_les(BLOCK))
+        args = docmoe(60, *dspark(drafter=other_words(self.tmp)))
+        written = speculate(PATCHED, self.tmp / "out", args, with_les(BLOCK))
         self.assertEqual(len(written.tokens), 60)
 
+    @unittest.skipIf(SELF and not PATCHED.has("llama-server"), "stock was built without llama-server")
     def test_server_ends(self):
         args = ["-m", models.quantized("Q4_K_M"), *dspark(drafter=self.no_model()), "--port", 0]
         done = harness.run([PATCHED.tool("llama-server"), *args], with_les("adaptive"))
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stdout + done.stderr, r"no-model\.gguf")
 
+    @unittest.skipIf(SELF and not PATCHED.has("llama-server"), "stock was built without llama-server")
     def test_server_without_speculation(self):
         args = ["-m", models.quantized("Q4_K_M"), "-t", 2, "--no-repack"]
         texts = []
@@ -105,8 +108,8 @@ class Flag(unittest.TestCase):
     def test_cli(self):
         for width in ["off", "adaptive", 3]:
             with self.subTest(width):
-                done = harness.run([PATCHED.tool("llama-cli"), *self.args, "--les-spec", width, "-c", 512, "--single-turn",
-                                    "-p", PROMPT, "-n", 40, "--temp", 0, "--ignore-eos"])
+                done = harness.run([PATCHED.tool("llama-cli"), *self.args, "--les-spec", width, "-c", 512,
+                                    "--single-turn", "-p", PROMPT, "-n", 40, "--temp", 0, "--ignore-eos"])
                 self.assertEqual(done.returncode, 0, done.shown)
                 self.check_steps(width)
 
