@@ -48,7 +48,9 @@ class File(unittest.TestCase):
 @functools.cache
 def drafted(les=False, most=4, p_min=0.0, drafter=measure.DRAFTER):
     """The texts that llama-server writes, and its counts."""
-    exe, env = (PATCHED.tool("llama-server"), harness.les("min")) if les else plain("llama-server")
+    # as many are verified as without LES: another size of batch is rounded otherwise
+    with_les = {**harness.les("min"), "LLAMA_ARG_LES_SPEC": str(most)}
+    exe, env = (PATCHED.tool("llama-server"), with_les) if les else plain("llama-server")
     args = ["-m", models.quantized("Q4_K_M"), "-t", 2, "--no-repack", *measure.drafting(drafter, most, p_min)]
     with measure.server(exe, *args, env={**harness.clean_environment(), **env}) as server:
         texts = [server.complete(prompt, TOKENS) for prompt in measure.prompts_of(models.text(), PROMPTS)]
