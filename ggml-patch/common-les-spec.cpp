@@ -36,8 +36,8 @@ void common_les_spec::accepted(llama_seq_id seq, uint16_t n) {
         return;
     }
     // where the target can only go back as a whole, what stands is computed anew, with the token after it
-    const uint32_t again = it->second.passes > 1 && n > 0 ? 1 : 0;
-    it->second.accepted  = std::min(n - again, it->second.verified);
+    it->second.more     = it->second.passes > 1 && n > 0 ? 1 : 0;
+    it->second.accepted = std::min(n - it->second.more, it->second.verified);
 }
 
 common_les_drafting::common_les_drafting(common_les_spec & of, std::vector<common_speculative_draft_params> & params,
@@ -62,6 +62,7 @@ common_les_drafting::common_les_drafting(common_les_spec & of, std::vector<commo
             step.drafted  = s.drafted;
             step.verified = s.verified;
             step.stood    = s.accepted;
+            step.more     = s.more;
             step.draft_ns = 1000*s.draft_us;
             step.step_ns  = 1000*std::max<int64_t>(now - s.began_us - s.draft_us, 0);
             ggml_les_spec_done(s.spec, &step);

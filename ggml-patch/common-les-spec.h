@@ -38,6 +38,7 @@ private:
         uint32_t   drafted  = 0;
         uint32_t   verified = 0;
         uint32_t   accepted = 0;
+        uint32_t   more     = 0; // tokens beside those and the one after them
         uint32_t   passes   = 0; // of the target over the sequence
     };
     std::map<llama_seq_id, sequence> sequences;

@@ -216,6 +216,9 @@ struct les_spec_step {
   uint64_t draft_ns;
   // Nanoseconds that all the rest of the step took.
   uint64_t step_ns;
+  // Tokens that it yielded beside those that stood and the one after them: where the target can only go back as a whole, what
+  // stands is computed anew, and tells one token more.
+  uint32_t more;
 };
 
 // The counters of the steps that verified one number of tokens, and of the tokens that were drafted at that place.

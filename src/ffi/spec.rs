@@ -83,6 +83,9 @@ pub struct LesSpecStep {
     pub draft_ns: u64,
     /// Nanoseconds that all the rest of the step took.
     pub step_ns: u64,
+    /// Tokens that it yielded beside those that stood and the one after them: where the target can only go back as a whole, what
+    /// stands is computed anew, and tells one token more.
+    pub more: u32,
 }
 
 // SAFETY: repr(C), the size first, and every field takes any bytes.
@@ -90,7 +93,7 @@ unsafe impl Versioned for LesSpecStep {
     const LEAST: usize = size_up_to::<Self>(offset_of!(Self, step_ns), size_of::<u64>());
 }
 
-const NO_STEP: LesSpecStep = LesSpecStep { struct_size: 0, drafted: 0, verified: 0, stood: 0, draft_ns: 0, step_ns: 0 };
+const NO_STEP: LesSpecStep = LesSpecStep { struct_size: 0, drafted: 0, verified: 0, stood: 0, draft_ns: 0, step_ns: 0, more: 0 };
 
 /// The counters of the steps that verified one number of tokens, and of the tokens that were drafted at that place.
 #[repr(C)]
@@ -275,6 +278,7 @@ pub unsafe extern "C" fn les_spec_done(spec: *mut LesSpec, step: *const LesSpecS
             stood: step.stood as usize,
             draft_ns: step.draft_ns,
             step_ns: step.step_ns,
+            more: step.more as usize,
         });
         Ok(LES_OK)
     })

@@ -43,7 +43,7 @@ impl Run {
         let stood = chances[..verified].iter().take_while(|chance| self.rng.f64() < **chance).count();
         let draft_ns = if drafted > 0 { world.draft * PLAIN_NS } else { 0.0 };
         let step_ns = PLAIN_NS * scatter * (1.0 + world.rise * verified as f64);
-        let step = Step { drafted, verified, stood, draft_ns: draft_ns as u64, step_ns: step_ns as u64 };
+        let step = Step { drafted, verified, stood, draft_ns: draft_ns as u64, step_ns: step_ns as u64, more: 0 };
         self.widths.done(step);
         self.ns += draft_ns + step_ns;
         self.tokens += 1 + stood as u64;
@@ -144,8 +144,24 @@ fn reports_that_make_no_sense_do_no_harm() {
     for step_ns in [0, u64::MAX, 1] {
         let drafted = widths.draft();
         let verified = widths.verify(&vec![Some(f32::NAN); drafted]);
-        widths.done(Step { drafted: 99, verified, stood: 77, draft_ns: u64::MAX, step_ns });
-        widths.done(Step { drafted: 0, verified: 2, stood: 1, draft_ns: 0, step_ns });
+        widths.done(Step { drafted: 99, verified, stood: 77, draft_ns: u64::MAX, step_ns, more: 9 });
+        widths.done(Step { drafted: 0, verified: 2, stood: 1, draft_ns: 0, step_ns, more: 0 });
     }
     assert!(widths.draft() <= 2);
+}
+
+/// A step that yields twice the tokens in twice the time costs as much as one that does not.
+#[test]
+fn tokens_beside_those_that_stood_are_counted_and_paid_for() {
+    let cost_of = |more: usize| {
+        let mut widths = Widths::new(Mode::Fixed(2), 2);
+        let tokens = 2 + more as u64;
+        for _ in 0..50 {
+            widths.verify(&[None, None]);
+            widths.done(Step { drafted: 2, verified: 2, stood: 1, draft_ns: 0, step_ns: 100 * tokens, more });
+        }
+        assert_eq!(widths.run()[2].tokens, 50 * tokens);
+        widths.cost_of(2)
+    };
+    assert_eq!(cost_of(0), cost_of(2));
 }

@@ -63,6 +63,9 @@ pub struct Step {
     pub draft_ns: u64,
     /// Nanoseconds that all the rest of the step took.
     pub step_ns: u64,
+    /// Tokens that it yielded beside those that stood and the one after them: where the target can only go back as a whole, what
+    /// stands is computed anew, and tells one token more.
+    pub more: usize,
 }
 
 /// The steps of one width.
@@ -165,7 +168,10 @@ impl Widths {
         let n_max = self.n_max();
         let (drafted, width) = (step.drafted.min(n_max), step.verified.min(n_max));
         let stood = step.stood.min(width);
-        self.cost.learn(width, step.step_ns as f64);
+        let tokens = 1 + stood;
+        // what its tokens would take without those beside
+        let part = tokens as f64 / (tokens + step.more) as f64;
+        self.cost.learn(width, part * step.step_ns as f64);
         if drafted > 0 {
             self.cost_of_drafts.learn(drafted, step.draft_ns as f64);
         }
@@ -173,7 +179,7 @@ impl Widths {
         if confidences.len() == width {
             self.acceptance.learn(&confidences, stood);
         }
-        let tokens = 1 + stood as u64;
+        let tokens = (tokens + step.more) as u64;
         self.tries = (self.tries + TRIES * tokens as f64).min(MOST_TRIES);
         self.reach = (self.reach - 1.0 / SHORTER).max(width as f64 + 1.0).min(n_max as f64);
         let run = &mut self.run[width];
@@ -191,6 +197,11 @@ impl Widths {
     /// What became of the drafted tokens of the run, by their place.
     pub fn positions(&self) -> &[Position] {
         self.acceptance.run()
+    }
+
+    #[cfg(test)]
+    pub(super) fn cost_of(&self, width: usize) -> Option<f64> {
+        self.cost.of(width)
     }
 
     /// The width that is worth most, or one that is worth a try.

@@ -221,7 +221,6 @@ class States(unittest.TestCase):
     # a step that is computed anew yields a token more than is counted: the one after the target's own in place of the
     # first rejected one. So speculation seems to be worth less than it is where the target goes back as a whole
     @unittest.skipIf(SELF, "LES only")
-    @unittest.expectedFailure
     def test_tokens_after_a_checkpoint_are_counted(self):
         tmp = harness.temporary(self.addCleanup)
         args = speculating.args(models.arch_model("kimi-linear-moe"), 160, *ngrams(1, 7), "--noise", 24,
