@@ -218,8 +218,7 @@ class States(unittest.TestCase):
     def test_checkpoints(self):
         self.check(0, "full")
 
-    # a step that is computed anew yields a token more than is counted: the one after the target's own in place of the
-    # first rejected one. So speculation seems to be worth less than it is where the target goes back as a whole
+    # a step that is computed anew yields a token more: the one after the target's own in place of the first rejected one
     @unittest.skipIf(SELF, "LES only")
     def test_tokens_after_a_checkpoint_are_counted(self):
         tmp = harness.temporary(self.addCleanup)
