@@ -144,7 +144,7 @@ struct les_phase {
 struct les_stats {
   // `sizeof(struct les_stats)`.
   size_t struct_size;
-  // Tokens generated one at a time.
+  // Text that is generated: one token at a time, or with drafts that are verified.
   struct les_phase decode;
   // Several tokens at once.
   struct les_phase prompt;
@@ -154,9 +154,9 @@ struct les_stats {
   uint64_t evictions;
   // Reads that failed.
   uint64_t read_errors;
-  // Nanoseconds from one generated token to the next, summed over `decode_steps`: all but the longest.
+  // Nanoseconds from one pass that generates to the next, all but the longest.
   uint64_t decode_ns;
-  // See `decode_ns`.
+  // Tokens in `decode_ns`: one for each pass, and the drafts that stood.
   uint64_t decode_steps;
   // The largest resident set of the process so far, in bytes; 0 where the system does not tell.
   uint64_t peak_rss_bytes;

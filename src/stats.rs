@@ -9,10 +9,10 @@ use crate::lookahead::{Foreseen, GateMass, Recall, Reliability, expected_error};
 use crate::spec;
 use crate::store::Plan;
 
-/// Counters of one phase: generation (one token at a time) or prompts (several tokens at once).
+/// Counters of one phase: generation (one token at a time, or with drafts that are verified) or prompts (several tokens at once).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Phase {
-    /// Tokens that passed the first tensor of experts that streams.
+    /// Tokens that passed the first tensor of experts that streams, but for drafts that did not stand.
     pub tokens: u64,
     /// Experts asked for, each once per operation with the first matrix of its layer: those that follow are not judged.
     pub requests: u64,
@@ -57,7 +57,8 @@ pub struct Reads {
     pub guessed_wasted: u64,
 }
 
-/// The counters as they were when so many tokens had been generated: what came later is the difference to the end.
+/// The counters as they were when so many tokens, or more by drafts, had been generated: what came later is the difference to the
+/// end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Mark {
     /// As in [`Stats`].
@@ -108,7 +109,7 @@ pub struct Stats {
     pub expert_bytes: u64,
     /// The smallest cache that is allowed, in bytes.
     pub floor_bytes: u64,
-    /// One token at a time.
+    /// Text that is generated.
     pub decode: Phase,
     /// Several tokens at once.
     pub prompt: Phase,
@@ -143,9 +144,9 @@ pub struct Stats {
     pub batch: Foreseen,
     /// How good the predictions for the first layers of the next pass were, from what they had picked before.
     pub history: Foreseen,
-    /// Nanoseconds from one generated token to the next, summed over `decode_steps`, all but the longest.
+    /// Nanoseconds from one pass that generates to the next, all but the longest.
     pub decode_ns: u64,
-    /// Steps in `decode_ns`.
+    /// Tokens in `decode_ns`: one for each pass, and the drafts that stood.
     pub decode_steps: u64,
     /// As it was after 1, 2, 4, 8, ... generated tokens: how the cache has filled.
     pub marks: Vec<Mark>,
@@ -167,7 +168,16 @@ pub struct Stats {
     #[serde(skip)]
     last_decode: Option<Instant>,
     #[serde(skip)]
-    longest_step_ns: u64,
+    longest_step: (u64, u64),
+    /// The pass under way verifies drafts.
+    #[serde(skip)]
+    pub verifying: bool,
+    /// Its drafts, until it is known which of them stand,
+    #[serde(skip)]
+    drafted: u64,
+    /// and how many did.
+    #[serde(skip)]
+    stood: u64,
     /// The part of an expert that is asked for first in each layer: hits are judged by it.
     #[serde(skip)]
     leads: Vec<bool>,
@@ -216,14 +226,17 @@ impl Stats {
             layer_of,
             in_decode: false,
             last_decode: None,
-            longest_step_ns: 0,
+            longest_step: (0, 0),
+            verifying: false,
+            drafted: 0,
+            stood: 0,
             leads: (0..index.tensors.len()).map(|t| index.leads(t)).collect(),
         }
     }
 
     /// An operation asked for `distinct` experts of `tensor`; of these `[late, missed]` were not in memory.
     pub fn operation(&mut self, tensor: usize, rows: usize, distinct: usize, absent: [usize; 2]) {
-        self.in_decode = rows == 1;
+        self.in_decode = self.generates(rows);
         // a smaller one takes over without being counted: the one before has counted this pass
         let first = self.step_tensor.is_none_or(|step| tensor <= step);
         if first && self.step_tensor.replace(tensor).is_none_or(|step| step == tensor) {
@@ -306,25 +319,42 @@ impl Stats {
     /// The computation of the layer of `tensor` waited.
     pub fn waited(&mut self, tensor: usize, rows: usize, time: Duration) {
         let ns = time.as_nanos() as u64;
-        self.in_decode = rows == 1;
+        self.in_decode = self.generates(rows);
         self.phase().wait_ns += ns;
         self.layer(tensor).wait_ns += ns;
     }
 
     fn step(&mut self, rows: usize) {
         let now = Instant::now();
-        if let (1, Some(last)) = (rows, self.last_decode) {
-            let ns = (now - last).as_nanos() as u64;
+        let generates = self.generates(rows);
+        let stood = std::mem::take(&mut self.stood);
+        if let (true, Some(last)) = (generates, self.last_decode) {
+            let mut step = ((now - last).as_nanos() as u64, 1 + stood);
             // a pause between two texts is the longest of all steps: it does not count
-            self.decode_ns += ns.min(self.longest_step_ns);
-            self.decode_steps += u64::from(self.longest_step_ns > 0);
-            self.longest_step_ns = self.longest_step_ns.max(ns);
+            if step.0 > self.longest_step.0 {
+                std::mem::swap(&mut step, &mut self.longest_step);
+            }
+            self.decode_ns += step.0;
+            self.decode_steps += step.1;
         }
-        self.last_decode = (rows == 1).then_some(now);
-        if rows == 1 && self.decode.tokens.is_power_of_two() {
+        self.last_decode = generates.then_some(now);
+        if generates && self.decode.tokens.checked_ilog2().is_some_and(|n| n as usize >= self.marks.len()) {
             self.mark();
         }
-        self.phase().tokens += rows as u64;
+        // of a verification only the first is known to stand
+        self.phase().tokens += if self.verifying { 1 } else { rows as u64 };
+        self.drafted = if self.verifying { rows as u64 - 1 } else { 0 };
+    }
+
+    /// Of the verification before, the first `rows` rows stand, at most all.
+    pub fn judged(&mut self, rows: usize) {
+        self.stood = (rows as u64).saturating_sub(1).min(std::mem::take(&mut self.drafted));
+        self.decode.tokens += self.stood;
+    }
+
+    /// Whether a pass of so many rows is one that generates text.
+    fn generates(&self, rows: usize) -> bool {
+        rows == 1 || self.verifying
     }
 
     /// A token begins: all that was counted is of those before.
@@ -415,6 +445,25 @@ mod tests {
             pass(&mut stats, 1, 6..12);
         }
         assert_eq!(stats.decode.tokens, 3);
+    }
+
+    #[test]
+    fn a_verification_generates_the_tokens_that_stand() {
+        let mut stats = stats();
+        stats.verifying = true;
+        for verdict in [Some(1), Some(3), None, Some(9)] {
+            pass(&mut stats, 4, 0..12);
+            verdict.into_iter().for_each(|rows| stats.judged(rows));
+            stats.judged(usize::MAX);
+        }
+        // a verdict counts once, and without one all stand
+        assert_eq!((stats.decode.tokens, stats.prompt.tokens), (1 + 3 + 4 + 4, 0));
+        // three steps end there, of which the longest is left out
+        let counted = stats.decode_steps;
+        assert!([1 + 3, 1 + 4, 3 + 4].contains(&counted), "{counted}");
+        stats.verifying = false;
+        pass(&mut stats, 4, 0..12);
+        assert_eq!((stats.decode.tokens, stats.prompt.tokens), (12, 4));
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub struct LesPhase {
 pub struct LesStats {
     /// `sizeof(struct les_stats)`.
     pub struct_size: usize,
-    /// Tokens generated one at a time.
+    /// Text that is generated: one token at a time, or with drafts that are verified.
     pub decode: LesPhase,
     /// Several tokens at once.
     pub prompt: LesPhase,
@@ -75,9 +75,9 @@ pub struct LesStats {
     pub evictions: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Nanoseconds from one generated token to the next, summed over `decode_steps`: all but the longest.
+    /// Nanoseconds from one pass that generates to the next, all but the longest.
     pub decode_ns: u64,
-    /// See `decode_ns`.
+    /// Tokens in `decode_ns`: one for each pass, and the drafts that stood.
     pub decode_steps: u64,
     /// The largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,

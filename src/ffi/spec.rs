@@ -93,7 +93,8 @@ unsafe impl Versioned for LesSpecStep {
     const LEAST: usize = size_up_to::<Self>(offset_of!(Self, step_ns), size_of::<u64>());
 }
 
-const NO_STEP: LesSpecStep = LesSpecStep { struct_size: 0, drafted: 0, verified: 0, stood: 0, draft_ns: 0, step_ns: 0, more: 0 };
+const NO_STEP: LesSpecStep =
+    LesSpecStep { struct_size: 0, drafted: 0, verified: 0, stood: 0, draft_ns: 0, step_ns: 0, more: 0 };
 
 /// The counters of the steps that verified one number of tokens, and of the tokens that were drafted at that place.
 #[repr(C)]

@@ -63,6 +63,7 @@ impl Core {
     /// An operation begins, of a verification or not.
     pub(super) fn begin_verifying(&mut self, verifying: bool) {
         self.drafts.verifying = verifying;
+        self.stats.verifying = verifying;
         if verifying && self.drafts.pass != Some(self.pass) {
             // another one has come before the verdict
             self.judge(usize::MAX);
@@ -95,6 +96,7 @@ impl Core {
 
     /// The first `rows` rows of the last verification stand.
     fn judge(&mut self, rows: usize) {
+        self.stats.judged(rows);
         for Want { block, row, read } in self.drafts.wants.drain(..) {
             match (row as usize) < rows {
                 true => self.store.promote(block),

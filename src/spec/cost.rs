@@ -40,9 +40,16 @@ impl Sums {
     }
 }
 
+/// Before it was measured: by which part steps of one width differ, the standard deviation.
+const SCATTER: f64 = 0.1;
+/// It counts as so many steps.
+const SCATTER_PRIOR: f64 = 3.0;
+
 /// Nanoseconds by width.
 #[derive(Debug, Clone)]
 pub(super) struct Cost {
+    /// Squares of how far steps were from what was expected, as a part of that.
+    scatter: Fading,
     line: Sums,
     widths: Vec<Fading>,
     /// What a token more takes before that was measured, as a part of what none takes.
@@ -52,13 +59,16 @@ pub(super) struct Cost {
 impl Cost {
     /// Of widths from 0 to `widest`.
     pub(super) fn new(widest: usize, rise: f64) -> Self {
-        Self { line: Sums::default(), widths: vec![Fading::default(); widest + 1], rise }
+        Self { scatter: Fading::default(), line: Sums::default(), widths: vec![Fading::default(); widest + 1], rise }
     }
 
     /// A step of this width took `ns`.
     pub(super) fn learn(&mut self, width: usize, ns: f64) {
         let expected = self.of(width).unwrap_or(ns);
         let ns = ns.min(INTERRUPTED * expected);
+        if self.seen(width) >= 1.0 {
+            self.scatter.learn((ns / expected.max(1.0) - 1.0).powi(2), KEPT);
+        }
         if self.seen(width) >= 1.0 && (ns - expected).abs() > SURPRISE * expected {
             self.line.fade(KEPT_BY_SURPRISE);
             self.widths[width].fade(KEPT_BY_SURPRISE);
@@ -73,6 +83,14 @@ impl Cost {
     pub(super) fn of(&self, width: usize) -> Option<f64> {
         let line = self.on_line(width as f64)?;
         Some(self.widths[width].mean(line, PRIOR))
+    }
+
+    /// By which part what a step of this width takes may differ from what steps of another one take, compared with what is
+    /// expected of both: the standard deviation.
+    pub(super) fn doubt(&self, width: usize, other: usize) -> f64 {
+        let scatter = self.scatter.mean(SCATTER * SCATTER, SCATTER_PRIOR);
+        let of = |width: usize| 1.0 / (1.0 + self.seen(width));
+        (scatter * (of(width) + of(other))).sqrt()
     }
 
     /// How many steps of this width are remembered.

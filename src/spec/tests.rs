@@ -13,6 +13,8 @@ struct World {
     rise: f64,
     /// Likewise a draft.
     draft: f64,
+    /// By which part times differ from that, at most.
+    scatter: f64,
 }
 
 const PLAIN_NS: f64 = 2e8;
@@ -24,15 +26,19 @@ struct Run {
     widths: Widths,
     ns: f64,
     tokens: u64,
+    steps: u64,
 }
 
 impl Run {
     fn new(mode: Mode) -> Self {
-        Self { rng: fastrand::Rng::with_seed(11), widths: Widths::new(mode, N_MAX), ns: 0.0, tokens: 0 }
+        Self { rng: fastrand::Rng::with_seed(11), widths: Widths::new(mode, N_MAX), ns: 0.0, tokens: 0, steps: 0 }
     }
 
     fn step(&mut self, world: World, confidence: impl Fn(f64) -> Option<f32>) {
-        let scatter = 0.9 + 0.2 * self.rng.f64();
+        // at the beginning nothing is cached
+        let cold = 1.0 + 4.0 / (1.0 + self.steps as f64).powi(2);
+        self.steps += 1;
+        let scatter = cold * (1.0 + world.scatter * (2.0 * self.rng.f64() - 1.0));
         let drafted = self.widths.draft();
         let chances: Vec<f64> = (0..drafted)
             .map(|_| (world.acceptance + if self.rng.bool() { SPREAD } else { -SPREAD }).clamp(0.0, 1.0))
@@ -64,7 +70,7 @@ impl Run {
 
 /// Tokens per second that a width reaches on average.
 fn rate(width: usize, world: World) -> f64 {
-    let World { acceptance, rise, draft } = world;
+    let World { acceptance, rise, draft, .. } = world;
     let chance = |more: f64| if acceptance == 0.0 { 0.0 } else { (acceptance + more).clamp(0.0, 1.0) };
     let stands = (chance(SPREAD) + chance(-SPREAD)) / 2.0;
     let tokens: f64 = (0..=width as i32).map(|place| stands.powi(place)).sum();
@@ -73,16 +79,16 @@ fn rate(width: usize, world: World) -> f64 {
 }
 
 #[test]
-fn adaptive_is_about_as_fast_as_the_best_width_and_never_loses() {
+fn adaptive_is_about_as_fast_as_the_best_width_and_never_loses_much() {
     let mut slow = Vec::new();
     for acceptance in [0.0, 0.3, 0.6, 0.8, 0.95] {
         for rise in [0.02, 0.1, 0.3, 0.6, 0.95] {
-            for draft in [0.0, 0.05, 0.3] {
-                let world = World { acceptance, rise, draft };
+            for (draft, scatter) in [(0.0, 0.1), (0.05, 0.1), (0.3, 0.1), (0.0, 0.35), (0.05, 0.35)] {
+                let world = World { acceptance, rise, draft, scatter };
                 let fixed: Vec<f64> = (0..=N_MAX).map(|n| rate(n, world)).collect();
                 let adaptive = Run::new(Mode::Adaptive).until(4000, world).tokens_per_s();
                 let best = fixed.iter().copied().fold(0.0, f64::max);
-                if adaptive < 0.98 * fixed[0] || adaptive < 0.95 * best {
+                if adaptive < 0.96 * fixed[0] || adaptive < 0.93 * best {
                     slow.push(format!("{world:?}: {adaptive:.2} of {fixed:.2?}"));
                 }
             }
@@ -93,7 +99,7 @@ fn adaptive_is_about_as_fast_as_the_best_width_and_never_loses() {
 
 #[test]
 fn what_the_drafter_thinks_of_its_tokens_is_of_use() {
-    let world = World { acceptance: 0.5, rise: 0.5, draft: 0.02 };
+    let world = World { acceptance: 0.5, rise: 0.5, draft: 0.02, scatter: 0.1 };
     let of = |confidence: fn(f64) -> Option<f32>| {
         let mut run = Run::new(Mode::Adaptive);
         while run.tokens < 4000 {
@@ -108,8 +114,8 @@ fn what_the_drafter_thinks_of_its_tokens_is_of_use() {
 
 #[test]
 fn it_changes_its_mind_when_conditions_change() {
-    let bad = World { acceptance: 0.1, rise: 0.6, draft: 0.05 };
-    let good = World { acceptance: 0.95, rise: 0.1, draft: 0.05 };
+    let bad = World { acceptance: 0.1, rise: 0.6, draft: 0.05, scatter: 0.1 };
+    let good = World { acceptance: 0.95, rise: 0.1, draft: 0.05, scatter: 0.1 };
     let run = Run::new(Mode::Adaptive).until(500, bad);
     let (tokens, ns) = (run.tokens, run.ns);
     let run = run.until(1500, good);

@@ -29,11 +29,20 @@ const RISE: f64 = 0.35;
 /// Likewise when one token more is drafted.
 const RISE_OF_DRAFTS: f64 = 0.5;
 /// Tries may lose so many tokens of each token that was generated,
-const TRIES: f64 = 0.007;
+const TRIES: f64 = 0.005;
 /// so many tokens at the beginning,
 const TRIES_AT_FIRST: f64 = 1.0;
 /// and so many at once, however long none was lost.
 const MOST_TRIES: f64 = 2.0;
+/// More tokens are verified than none only where that is better by so many standard deviations.
+const SURE: f64 = 0.5;
+/// What is expected to be lost where a difference is in doubt: the mean of the negative part of a normal variable, by a logistic
+/// curve of this width.
+const LOGISTIC: f64 = 0.55;
+/// So many steps without drafts are measured before there are any, after the first one, which finds nothing cached.
+const PLAIN_STEPS: f64 = 2.5;
+/// What a step without drafts takes is what all else is compared with: it is measured so many times as often as the rest.
+const OFTEN: f64 = 2.0;
 /// So much stays of what drafts were worth when one more is made.
 const KEPT: f64 = 0.9;
 /// Drafts get shorter by a token after so many steps that did not verify it.
@@ -106,6 +115,10 @@ pub struct Widths {
     /// What the drafter thought of the tokens being verified.
     confidences: Vec<Option<f32>>,
     trying: bool,
+    /// There was no step yet.
+    first: bool,
+    /// Steps without drafts are being measured.
+    begins: bool,
     run: Vec<OfWidth>,
 }
 
@@ -122,6 +135,8 @@ impl Widths {
             tries: TRIES_AT_FIRST,
             confidences: Vec::new(),
             trying: false,
+            first: true,
+            begins: mode == Mode::Adaptive,
             run: vec![OfWidth::default(); n_max + 1],
         }
     }
@@ -137,7 +152,7 @@ impl Widths {
             Mode::Off => 0,
             Mode::Fixed(n) => n.min(self.n_max()),
             // first what a step takes without drafts
-            Mode::Adaptive if self.cost.seen(0) <= 0.0 => 0,
+            Mode::Adaptive if self.begins => 0,
             Mode::Adaptive => {
                 let n = (self.reach.ceil() as usize).clamp(1.min(self.n_max()), self.n_max());
                 let price = self.rate() * self.cost_of_drafts.of(n).unwrap_or(0.0);
@@ -171,7 +186,10 @@ impl Widths {
         let tokens = 1 + stood;
         // what its tokens would take without those beside
         let part = tokens as f64 / (tokens + step.more) as f64;
-        self.cost.learn(width, part * step.step_ns as f64);
+        if !std::mem::take(&mut self.first) {
+            self.cost.learn(width, part * step.step_ns as f64);
+        }
+        self.begins &= self.cost.seen(0) < PLAIN_STEPS;
         if drafted > 0 {
             self.cost_of_drafts.learn(drafted, step.draft_ns as f64);
         }
@@ -206,28 +224,38 @@ impl Widths {
 
     /// The width that is worth most, or one that is worth a try.
     fn best(&mut self, drafted: &[Option<f32>]) -> usize {
-        let values: Vec<f64> = self.values(drafted.iter().copied()).collect();
-        let best = (0..values.len()).rev().max_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap_or(0);
         if drafted.is_empty() {
             return 0;
         }
-        let worth = values[best] - values[0];
+        let values: Vec<f64> = self.values(drafted.iter().copied()).collect();
+        let doubts: Vec<f64> = (0..values.len()).map(|width| self.doubt(width)).collect();
+        let pays = |width: &usize| values[*width] - SURE * doubts[*width] >= values[0];
+        let best = (0..values.len()).rev().filter(pays).max_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap_or(0);
+        let worth = values.iter().copied().fold(f64::NEG_INFINITY, f64::max) - values[0];
         self.worth = Some(self.worth.map_or(worth, |before| KEPT * before + (1.0 - KEPT) * worth));
-        let affordable = (0..values.len()).filter(|width| values[best] - values[*width] <= self.tries);
-        match affordable.min_by(|a, b| self.cost.seen(*a).total_cmp(&self.cost.seen(*b))) {
+        let loss = |width: usize| expected_loss(values[width] - values[best], doubts[width].max(doubts[best]));
+        let known = |width: usize| self.cost.seen(width) / if width == 0 { OFTEN } else { 1.0 };
+        let affordable = (0..values.len()).filter(|width| *width == best || loss(*width) <= self.tries);
+        match affordable.min_by(|a, b| known(*a).total_cmp(&known(*b))) {
             Some(stale) if stale != best => {
-                self.trying = self.try_for(values[best] - values[stale]);
+                self.trying = self.try_for(loss(stale));
                 stale
             }
             _ => best,
         }
     }
 
+    /// The standard deviation of what a step is worth more than one without drafts.
+    fn doubt(&self, width: usize) -> f64 {
+        let doubt = if width == 0 { 0.0 } else { self.cost.doubt(width, 0) };
+        doubt * self.rate() * self.cost.of(width).unwrap_or(0.0)
+    }
+
     /// What verifying at least one token is expected to lose, whatever the drafter thinks of it.
     fn least_loss(&self) -> f64 {
-        let mut values = self.values(std::iter::repeat_n(None, self.n_max()));
-        let plain = values.next().unwrap_or(0.0);
-        (plain - values.fold(f64::NEG_INFINITY, f64::max)).max(0.0)
+        let values: Vec<f64> = self.values(std::iter::repeat_n(None, self.n_max())).collect();
+        let loss = |width: usize| expected_loss(values[width] - values[0], self.doubt(width));
+        (1..values.len()).map(loss).fold(f64::INFINITY, f64::min)
     }
 
     /// What a step is worth, by width, from 0.
@@ -265,4 +293,11 @@ impl Widths {
         self.tries -= if may { loss.max(0.0) } else { 0.0 };
         may
     }
+}
+
+/// Of what is worth so much `more` than something else, with so much `doubt`.
+fn expected_loss(more: f64, doubt: f64) -> f64 {
+    let scale = LOGISTIC * doubt;
+    // where the exponential is no number, or nothing is in doubt
+    if -more > 30.0 * scale { -more } else { scale * (-more / scale).exp().ln_1p() }
 }

@@ -4,7 +4,7 @@
 // how many were to be expected of the same steps is printed beside it.
 //
 //     replay -m MODEL.gguf --record TEXT.tokens -n 600
-//     replay -m MODEL.gguf --replay TEXT.tokens --right 0.8 --widths off,2,7,adaptive --segment 16 [llama.cpp's flags]
+//     replay -m MODEL.gguf --replay TEXT.tokens --right 0.8 --widths off,2,7,adaptive --segment 16 --rounds 6 [llama.cpp's flags]
 //
 // Prints a line of JSON per segment. Exit codes: 0 done, 1 usage or file error, 2 model not loaded, 3 a pass failed.
 
@@ -37,6 +37,7 @@ struct options {
     std::string replay;
     double      right   = 0.8;
     int         segment = 16;
+    int         rounds  = 6;
     std::string widths  = "off,2,7,adaptive";
     std::vector<char *> others; // llama.cpp's
 
@@ -58,6 +59,8 @@ struct options {
                 right = std::stod(value());
             } else if (arg == "--segment") {
                 segment = std::stoi(value());
+            } else if (arg == "--rounds") {
+                rounds = std::stoi(value());
             } else if (arg == "--widths") {
                 widths = value();
             } else {
@@ -248,7 +251,8 @@ int main(int argc, char ** argv) {
     std::mt19937_64 rng(1);
     const size_t end = std::min<size_t>(text.size(), llama_n_ctx(t.ctx) - BLOCK);
     size_t at = 0;
-    for (int turn = 0; at + opt.segment + 2*BLOCK < end; turn++) {
+    const size_t turns = opt.rounds*ways.size();
+    for (size_t turn = 0; turn < turns && at + opt.segment + 2*BLOCK < end; turn++) {
         // in another order in each round
         ways[(turn + turn/ways.size()) % ways.size()]->segment(t, text, at, opt, rng);
     }

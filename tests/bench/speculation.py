@@ -16,7 +16,7 @@ from runs import MIB, ROOT, run, show
 sys.path.insert(0, str(ROOT / "tests/seam"))
 
 WAYS = ["off", "1", "3", "7", "adaptive"]
-SEGMENT = 24
+SEGMENT = 16
 # a turn ends with what stands of its last draft
 LONGEST = SEGMENT + 8
 
@@ -68,7 +68,7 @@ def bench(args):
     """The mode."""
     exe = program()
     caps = [int(cap) for cap in (args.caps or "3072,6144,12288").split(",")]
-    length = (args.runs + 2) * len(WAYS) * LONGEST
+    length = (args.runs + 1) * len(WAYS) * LONGEST + LONGEST
     base = [exe, "-m", args.model, "-t", args.threads, "-c", length + 64, "--les", "on"]
     with tempfile.TemporaryDirectory() as directory:
         text = args.text or pathlib.Path(directory) / "text"
@@ -76,7 +76,8 @@ def bench(args):
             run([str(c) for c in [*base, "--record", text, "-n", length]])
         for cap in caps:
             for right in args.right.split(","):
-                command = [*base, "--replay", text, "--right", right, "--segment", SEGMENT, "--widths", ",".join(WAYS)]
+                command = [*base, "--replay", text, "--right", right, "--segment", SEGMENT, "--rounds", args.runs + 1,
+                           "--widths", ",".join(WAYS)]
                 command = [str(c) for c in ["bash", ROOT / "tests/bench/capped.sh", cap, *command]]
                 with tempfile.NamedTemporaryFile(suffix=".json") as stats:
                     said = run([*command, "--les-stats", stats.name])
