@@ -169,10 +169,7 @@ pub struct Stats {
     last_decode: Option<Instant>,
     #[serde(skip)]
     longest_step: (u64, u64),
-    /// The pass under way verifies drafts.
-    #[serde(skip)]
-    pub verifying: bool,
-    /// Its drafts, until it is known which of them stand,
+    /// The drafts of the last pass, until it is known which of them stand,
     #[serde(skip)]
     drafted: u64,
     /// and how many did.
@@ -227,20 +224,20 @@ impl Stats {
             in_decode: false,
             last_decode: None,
             longest_step: (0, 0),
-            verifying: false,
             drafted: 0,
             stood: 0,
             leads: (0..index.tensors.len()).map(|t| index.leads(t)).collect(),
         }
     }
 
-    /// An operation asked for `distinct` experts of `tensor`; of these `[late, missed]` were not in memory.
-    pub fn operation(&mut self, tensor: usize, rows: usize, distinct: usize, absent: [usize; 2]) {
-        self.in_decode = self.generates(rows);
+    /// An operation of a pass of so many rows, which is `verifying` drafts or not, asked for `distinct` experts of `tensor`; of
+    /// these `[late, missed]` were not in memory.
+    pub fn operation(&mut self, tensor: usize, rows: usize, verifying: bool, distinct: usize, absent: [usize; 2]) {
+        self.in_decode = generates(rows, verifying);
         // a smaller one takes over without being counted: the one before has counted this pass
         let first = self.step_tensor.is_none_or(|step| tensor <= step);
         if first && self.step_tensor.replace(tensor).is_none_or(|step| step == tensor) {
-            self.step(rows);
+            self.step(rows, verifying);
         }
         let [late, missed] = absent.map(|n| n as u64);
         let distinct = distinct as u64;
@@ -316,17 +313,17 @@ impl Stats {
         self.calibration = calibration;
     }
 
-    /// The computation of the layer of `tensor` waited.
-    pub fn waited(&mut self, tensor: usize, rows: usize, time: Duration) {
+    /// The computation of the layer of `tensor` waited, in a pass as in [`Stats::operation`].
+    pub fn waited(&mut self, tensor: usize, rows: usize, verifying: bool, time: Duration) {
         let ns = time.as_nanos() as u64;
-        self.in_decode = self.generates(rows);
+        self.in_decode = generates(rows, verifying);
         self.phase().wait_ns += ns;
         self.layer(tensor).wait_ns += ns;
     }
 
-    fn step(&mut self, rows: usize) {
+    fn step(&mut self, rows: usize, verifying: bool) {
         let now = Instant::now();
-        let generates = self.generates(rows);
+        let generates = generates(rows, verifying);
         let stood = std::mem::take(&mut self.stood);
         if let (true, Some(last)) = (generates, self.last_decode) {
             let mut step = ((now - last).as_nanos() as u64, 1 + stood);
@@ -342,19 +339,14 @@ impl Stats {
             self.mark();
         }
         // of a verification only the first is known to stand
-        self.phase().tokens += if self.verifying { 1 } else { rows as u64 };
-        self.drafted = if self.verifying { rows as u64 - 1 } else { 0 };
+        self.drafted = if verifying { rows as u64 - 1 } else { 0 };
+        self.phase().tokens += rows as u64 - self.drafted;
     }
 
     /// Of the verification before, the first `rows` rows stand, at most all.
     pub fn judged(&mut self, rows: usize) {
         self.stood = (rows as u64).saturating_sub(1).min(std::mem::take(&mut self.drafted));
         self.decode.tokens += self.stood;
-    }
-
-    /// Whether a pass of so many rows is one that generates text.
-    fn generates(&self, rows: usize) -> bool {
-        rows == 1 || self.verifying
     }
 
     /// A token begins: all that was counted is of those before.
@@ -381,6 +373,11 @@ impl Stats {
     }
 }
 
+/// Whether a pass of so many rows, which verifies drafts or does not, generates text.
+fn generates(rows: usize, verifying: bool) -> bool {
+    rows == 1 || verifying
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -398,8 +395,12 @@ mod tests {
 
     /// One pass over the model: the operations of these tensors, in this order.
     fn pass(stats: &mut Stats, rows: usize, tensors: impl IntoIterator<Item = usize>) {
+        pass_of(stats, rows, false, tensors);
+    }
+
+    fn pass_of(stats: &mut Stats, rows: usize, verifying: bool, tensors: impl IntoIterator<Item = usize>) {
         for tensor in tensors {
-            stats.operation(tensor, rows, 2, [0, 0]);
+            stats.operation(tensor, rows, verifying, 2, [0, 0]);
         }
     }
 
@@ -450,9 +451,8 @@ mod tests {
     #[test]
     fn a_verification_generates_the_tokens_that_stand() {
         let mut stats = stats();
-        stats.verifying = true;
         for verdict in [Some(1), Some(3), None, Some(9)] {
-            pass(&mut stats, 4, 0..12);
+            pass_of(&mut stats, 4, true, 0..12);
             verdict.into_iter().for_each(|rows| stats.judged(rows));
             stats.judged(usize::MAX);
         }
@@ -461,7 +461,6 @@ mod tests {
         // three steps end there, of which the longest is left out
         let counted = stats.decode_steps;
         assert!([1 + 3, 1 + 4, 3 + 4].contains(&counted), "{counted}");
-        stats.verifying = false;
         pass(&mut stats, 4, 0..12);
         assert_eq!((stats.decode.tokens, stats.prompt.tokens), (12, 4));
     }

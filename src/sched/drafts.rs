@@ -63,7 +63,6 @@ impl Core {
     /// An operation begins, of a verification or not.
     pub(super) fn begin_verifying(&mut self, verifying: bool) {
         self.drafts.verifying = verifying;
-        self.stats.verifying = verifying;
         if verifying && self.drafts.pass != Some(self.pass) {
             // another one has come before the verdict
             self.judge(usize::MAX);

@@ -208,7 +208,7 @@ impl Layer {
                 Ok(end) if end > first => {
                     let _ = cell.set(end);
                     if waited {
-                        core.stats.waited(self.lead(), self.rows, began.elapsed());
+                        core.stats.waited(self.lead(), self.rows, self.verifies(), began.elapsed());
                     }
                     self.streamer.wake.notify_all();
                     return Ok(end);
@@ -350,7 +350,7 @@ impl Streamer {
         experts: &[u32],
         pickers: &Pickers,
     ) -> Result<Option<AtFirst>, Arc<Error>> {
-        let LayerRequest { tensors, rows, .. } = *request;
+        let LayerRequest { tensors, rows, certain, .. } = *request;
         let before = (core.pass, core.lead);
         core.begin(tensors[0], tensors[0], pickers.verify());
         let mut counts = vec![[0; 2]; tensors.len()];
@@ -402,7 +402,7 @@ impl Streamer {
         }
         for (&tensor, &absent) in tensors.iter().zip(&counts) {
             core.ahead.use_tensor(tensor);
-            core.stats.operation(tensor, rows, experts.len(), absent);
+            core.stats.operation(tensor, rows, certain < rows, experts.len(), absent);
         }
         Ok(Some(match lead[0] + lead[1] {
             0 => AtFirst::All,

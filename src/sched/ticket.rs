@@ -125,7 +125,7 @@ impl Ticket {
         if request.tensor == lead {
             core.give_up_past(passed, lead, &experts);
         }
-        core.stats.operation(request.tensor, request.rows, experts.len(), absent);
+        core.stats.operation(request.tensor, request.rows, ticket.pickers.verify(), experts.len(), absent);
         let along = streamer.touch_along(core, request.tensor, &experts, &ticket.pickers);
         if let Err(error) = ticket.place(core, &mut ticket.walk.lock()) {
             ticket.fail(error);
@@ -230,7 +230,7 @@ impl Ticket {
             match self.advance(&mut core) {
                 Ok(false) => {}
                 Ok(true) => {
-                    core.stats.waited(self.tensor, self.rows, began.elapsed());
+                    core.stats.waited(self.tensor, self.rows, self.pickers.verify(), began.elapsed());
                     // one walker may have made the others' next expert available
                     self.streamer.wake.notify_all();
                     continue;
