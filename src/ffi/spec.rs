@@ -292,7 +292,9 @@ pub unsafe extern "C" fn les_spec_done(spec: *mut LesSpec, step: *const LesSpecS
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn les_spec_stats(spec: *mut LesSpec, width: u32, out: *mut LesSpecWidth) -> LesStatus {
     with(spec, |open| {
-        let counters = counters(&Summary::from(&open.widths), width)?;
+        let mut summary = Summary::default();
+        summary.add(&open.widths);
+        let counters = counters(&summary, width)?;
         // SAFETY: the caller vouches for `out`.
         ok(unsafe { put_sized(out, counters) })
     })

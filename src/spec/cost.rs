@@ -68,10 +68,10 @@ impl Cost {
         let ns = ns.min(INTERRUPTED * expected);
         if self.seen(width) >= 1.0 {
             self.scatter.learn((ns / expected.max(1.0) - 1.0).powi(2), KEPT);
-        }
-        if self.seen(width) >= 1.0 && (ns - expected).abs() > SURPRISE * expected {
-            self.line.fade(KEPT_BY_SURPRISE);
-            self.widths[width].fade(KEPT_BY_SURPRISE);
+            if (ns - expected).abs() > SURPRISE * expected {
+                self.line.fade(KEPT_BY_SURPRISE);
+                self.widths[width].fade(KEPT_BY_SURPRISE);
+            }
         }
         self.line.learn(width as f64, ns);
         for (other, measured) in self.widths.iter_mut().enumerate() {

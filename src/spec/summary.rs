@@ -29,12 +29,6 @@ impl Summary {
     }
 }
 
-impl From<&Widths> for Summary {
-    fn from(widths: &Widths) -> Self {
-        Self { widths: widths.run().to_vec(), positions: widths.positions().to_vec() }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

@@ -136,7 +136,7 @@ impl Widths {
             confidences: Vec::new(),
             trying: false,
             first: true,
-            begins: mode == Mode::Adaptive,
+            begins: true,
             run: vec![OfWidth::default(); n_max + 1],
         }
     }
@@ -155,10 +155,11 @@ impl Widths {
             Mode::Adaptive if self.begins => 0,
             Mode::Adaptive => {
                 let n = (self.reach.ceil() as usize).clamp(1.min(self.n_max()), self.n_max());
-                let price = self.rate() * self.cost_of_drafts.of(n).unwrap_or(0.0);
+                let rate = self.rate();
+                let price = rate * self.cost_of_drafts.of(n).unwrap_or(0.0);
                 let loss = self.worth.map_or(0.0, |worth| price - worth);
                 // a draft of which nothing would be verified tells nothing
-                let pays = loss <= 0.0 || loss + self.least_loss() <= self.tries && self.try_for(loss);
+                let pays = loss <= 0.0 || loss + self.least_loss(rate) <= self.tries && self.try_for(loss);
                 if pays { n } else { 0 }
             }
         }
@@ -227,8 +228,9 @@ impl Widths {
         if drafted.is_empty() {
             return 0;
         }
-        let values: Vec<f64> = self.values(drafted.iter().copied()).collect();
-        let doubts: Vec<f64> = (0..values.len()).map(|width| self.doubt(width)).collect();
+        let rate = self.rate();
+        let values = self.values(drafted.iter().copied(), rate);
+        let doubts: Vec<f64> = (0..values.len()).map(|width| self.doubt(width, rate)).collect();
         let pays = |width: &usize| values[*width] - SURE * doubts[*width] >= values[0];
         let best = (0..values.len()).rev().filter(pays).max_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap_or(0);
         let worth = values.iter().copied().fold(f64::NEG_INFINITY, f64::max) - values[0];
@@ -245,24 +247,23 @@ impl Widths {
         }
     }
 
-    /// The standard deviation of what a step is worth more than one without drafts.
-    fn doubt(&self, width: usize) -> f64 {
+    /// The standard deviation of what a step is worth more than one without drafts, at this [`rate`](Self::rate).
+    fn doubt(&self, width: usize, rate: f64) -> f64 {
         let doubt = if width == 0 { 0.0 } else { self.cost.doubt(width, 0) };
-        doubt * self.rate() * self.cost.of(width).unwrap_or(0.0)
+        doubt * rate * self.cost.of(width).unwrap_or(0.0)
     }
 
     /// What verifying at least one token is expected to lose, whatever the drafter thinks of it.
-    fn least_loss(&self) -> f64 {
-        let values: Vec<f64> = self.values(std::iter::repeat_n(None, self.n_max())).collect();
-        let loss = |width: usize| expected_loss(values[width] - values[0], self.doubt(width));
+    fn least_loss(&self, rate: f64) -> f64 {
+        let values = self.values(std::iter::repeat_n(None, self.n_max()), rate);
+        let loss = |width: usize| expected_loss(values[width] - values[0], self.doubt(width, rate));
         (1..values.len()).map(loss).fold(f64::INFINITY, f64::min)
     }
 
     /// What a step is worth, by width, from 0.
-    fn values(&self, confidences: impl Iterator<Item = Option<f32>>) -> impl Iterator<Item = f64> {
-        let rate = self.rate();
+    fn values(&self, confidences: impl Iterator<Item = Option<f32>>, rate: f64) -> Vec<f64> {
         let tokens = self.tokens(confidences).enumerate();
-        tokens.map(move |(width, tokens)| tokens - rate * self.cost.of(width).unwrap_or(0.0))
+        tokens.map(|(width, tokens)| tokens - rate * self.cost.of(width).unwrap_or(0.0)).collect()
     }
 
     /// How many tokens a step yields, by width, from 0.
