@@ -8,6 +8,8 @@
 //
 // Prints a line of JSON per segment. Exit codes: 0 done, 1 usage or file error, 2 model not loaded, 3 a pass failed.
 
+#include "../seam/own-options.h"
+
 #include "arg.h"
 #include "common-les-spec.h"
 #include "common.h"
@@ -24,13 +26,10 @@
 #include <string>
 #include <vector>
 
+const char * const program = "replay";
+
 static const int BLOCK = 7;         // tokens that the drafter drafts
 static const llama_token FIRST = 1; // of a text that is recorded
-
-[[noreturn]] static void give_up(int code, const std::string & why) {
-    fprintf(stderr, "replay: %s\n", why.c_str());
-    exit(code);
-}
 
 struct options {
     std::string record;
@@ -42,15 +41,7 @@ struct options {
     std::vector<char *> others; // llama.cpp's
 
     options(int argc, char ** argv) {
-        others.push_back(argv[0]);
-        for (int i = 1; i < argc; i++) {
-            const std::string arg = argv[i];
-            const auto value = [&]() -> std::string {
-                if (i + 1 == argc) {
-                    give_up(1, arg + " needs a value");
-                }
-                return argv[++i];
-            };
+        others = others_of(argc, argv, [&](const std::string & arg, const auto & value) {
             if (arg == "--record") {
                 record = value();
             } else if (arg == "--replay") {
@@ -64,9 +55,10 @@ struct options {
             } else if (arg == "--widths") {
                 widths = value();
             } else {
-                others.push_back(argv[i]);
+                return false;
             }
-        }
+            return true;
+        });
         if (record.empty() == replay.empty() || segment < 2 || !(right >= 0 && right <= 1)) {
             give_up(1, "give --record FILE or --replay FILE, --right from 0 to 1, and --segment of 2 or more");
         }

@@ -2,15 +2,12 @@
 
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
+#include "own-options.h"
+
 #include <string>
 #include <vector>
 
-[[noreturn]] static void give_up(int code, const std::string & why) {
-    fprintf(stderr, "speculate: %s\n", why.c_str());
-    exit(code);
-}
+const char * const program = "speculate";
 
 // What is done to a draft before it is verified, as if a bad drafter had made it.
 enum class worse {
@@ -32,15 +29,7 @@ struct options {
     std::vector<char *> others; // llama.cpp's
 
     options(int argc, char ** argv) {
-        others.push_back(argv[0]);
-        for (int i = 1; i < argc; i++) {
-            const std::string arg = argv[i];
-            const auto value = [&]() -> std::string {
-                if (i + 1 == argc) {
-                    give_up(1, arg + " needs a value");
-                }
-                return argv[++i];
-            };
+        others = others_of(argc, argv, [&](const std::string & arg, const auto & value) {
             if      (arg == "-o")           { out        = value(); }
             else if (arg == "--bad")        { bad        = worse_from(value()); }
             else if (arg == "--snapshots")  { snapshots  = std::stoi(value()); }
@@ -48,8 +37,9 @@ struct options {
             else if (arg == "--again")      { rounding   = std::stof(value()); }
             else if (arg == "--draws")      { draws      = std::stoi(value()); }
             else if (arg == "--wrong-rule") { wrong_rule = true; }
-            else                            { others.push_back(argv[i]); }
-        }
+            else                            { return false; }
+            return true;
+        });
         if (out.empty()) {
             give_up(1,
                 "usage: speculate -o OUT -m MODEL -n TOKENS [llama.cpp's flags] [options]\n"
