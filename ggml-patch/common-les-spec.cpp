@@ -48,9 +48,9 @@ common_les_drafting::common_les_drafting(common_les_spec & of, std::vector<commo
         if (!dp.drafting) {
             continue;
         }
-        const auto found = of.sequences.find(seq);
-        auto & s = found != of.sequences.end() ? found->second : of.sequences[seq];
-        if (found == of.sequences.end()) {
+        const auto [it, is_new] = of.sequences.try_emplace(seq);
+        auto & s = it->second;
+        if (is_new) {
             s.spec = ggml_les_spec_open(std::max(n_max, 0));
         }
         if (!s.spec) {

@@ -30,20 +30,21 @@ struct les_spec * ggml_les_spec_open(uint32_t n_max) {
 }
 
 std::string ggml_les_spec_summary(const ggml_les_model * model) {
-    uint64_t steps = 0, tokens = 0, verified = 0;
+    uint64_t steps = 0, tokens = 0, verified = 0, stood = 0;
     les_spec_width s = {};
     s.struct_size = sizeof(s);
     for (uint32_t width = 0; les_model_spec_stats(model->handle, width, &s) == LES_OK; ++width) {
         steps    += s.steps;
         tokens   += s.tokens;
         verified += s.steps*width;
+        stood    += s.stood;
     }
     if (steps == 0) {
         return "";
     }
     char buf[128];
     snprintf(buf, sizeof(buf), ", speculation: %.2f tokens per step, %.2f verified, %.2f of these right",
-        (double) tokens/steps, (double) verified/steps, (double) tokens/steps - 1);
+        (double) tokens/steps, (double) verified/steps, (double) stood/steps);
     return buf;
 }
 
