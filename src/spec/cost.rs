@@ -5,15 +5,24 @@ use super::fading::Fading;
 /// So much stays of what was measured when one step more of the width is,
 const KEPT: f64 = 0.95;
 /// and when one of another width is: what is old is no better than the line through what is new.
-const KEPT_BY_OTHERS: f64 = 0.99;
-/// A step whose time differs from the expected one by such a part of it: conditions have changed,
-const SURPRISE: f64 = 0.35;
-/// and so much stays of what was measured before.
-const KEPT_BY_SURPRISE: f64 = 0.3;
+const KEPT_BY_OTHERS: f64 = 0.995;
+/// So much stays of how fast steps are when there is one more, of whatever width.
+const LEVEL_KEPT: f64 = 0.6;
+/// Anything that was measured outweighs what counts as so many steps.
+const NEARLY_NOTHING: f64 = 1e-9;
 /// A step of so many times the width's time was interrupted by something else.
 const INTERRUPTED: f64 = 4.0;
 /// A width that was measured less often than this is taken for what the line through all of them says.
-const PRIOR: f64 = 2.0;
+const PRIOR: f64 = 4.0;
+/// That line is worth so many steps of the width when there were many of others,
+const LINE: f64 = 6.0;
+/// and half of that when there were so many.
+const LINE_AT: f64 = 4.0;
+/// The more tokens a step has, the less one more takes: it shares experts with all of them. So costs are a line over this power
+/// of the width.
+const BEND: f64 = 0.85;
+/// A width that was not measured takes at least so much of what the others take.
+const LEAST: f64 = 0.1;
 
 /// Sums over steps, in which the old ones fade.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,10 +43,6 @@ impl Sums {
         add(&mut self.y, y);
         add(&mut self.xy, x * y);
     }
-
-    fn fade(&mut self, kept: f64) {
-        [&mut self.n, &mut self.x, &mut self.xx, &mut self.y, &mut self.xy].into_iter().for_each(|sum| *sum *= kept);
-    }
 }
 
 /// Before it was measured: by which part steps of one width differ, the standard deviation.
@@ -45,9 +50,14 @@ const SCATTER: f64 = 0.1;
 /// It counts as so many steps.
 const SCATTER_PRIOR: f64 = 3.0;
 
-/// Nanoseconds by width.
+/// Nanoseconds by width: how fast steps are at present, times what is particular to the width.
+///
+/// What makes steps of all widths faster or slower, such as a cache that fills, is thus learned from each of them, and widths
+/// are compared as if they had been measured at the same time.
 #[derive(Debug, Clone)]
 pub(super) struct Cost {
+    /// Nanoseconds that are 1 in all the rest.
+    level: Fading,
     /// Squares of how far steps were from what was expected, as a part of that.
     scatter: Fading,
     line: Sums,
@@ -59,37 +69,42 @@ pub(super) struct Cost {
 impl Cost {
     /// Of widths from 0 to `widest`.
     pub(super) fn new(widest: usize, rise: f64) -> Self {
-        Self { scatter: Fading::default(), line: Sums::default(), widths: vec![Fading::default(); widest + 1], rise }
+        let widths = vec![Fading::default(); widest + 1];
+        Self { level: Fading::default(), scatter: Fading::default(), line: Sums::default(), widths, rise }
     }
 
     /// A step of this width took `ns`.
     pub(super) fn learn(&mut self, width: usize, ns: f64) {
-        let expected = self.of(width).unwrap_or(ns);
-        let ns = ns.min(INTERRUPTED * expected);
+        let expected = self.relative(width);
+        let level = self.level.mean(ns / expected, NEARLY_NOTHING).max(1.0);
+        let relative = (ns / level).min(INTERRUPTED * expected);
         if self.seen(width) >= 1.0 {
-            self.scatter.learn((ns / expected.max(1.0) - 1.0).powi(2), KEPT);
-            if (ns - expected).abs() > SURPRISE * expected {
-                self.line.fade(KEPT_BY_SURPRISE);
-                self.widths[width].fade(KEPT_BY_SURPRISE);
-            }
+            self.scatter.learn((relative / expected - 1.0).powi(2), KEPT);
         }
-        self.line.learn(width as f64, ns);
+        self.level.learn(level * relative / expected, LEVEL_KEPT);
+        self.line.learn(bent(width), relative);
         for (other, measured) in self.widths.iter_mut().enumerate() {
-            if other == width { measured.learn(ns, KEPT) } else { measured.fade(KEPT_BY_OTHERS) }
+            if other == width { measured.learn(relative, KEPT) } else { measured.fade(KEPT_BY_OTHERS) }
         }
     }
 
     /// What a step of this width takes. `None` before any was measured.
     pub(super) fn of(&self, width: usize) -> Option<f64> {
-        let line = self.on_line(width as f64)?;
-        Some(self.widths[width].mean(line, PRIOR))
+        (self.level.seen() > 0.0).then(|| self.level.mean(1.0, NEARLY_NOTHING) * self.relative(width))
+    }
+
+    fn relative(&self, width: usize) -> f64 {
+        self.widths[width].mean(self.on_line(bent(width)), PRIOR)
     }
 
     /// By which part what a step of this width takes may differ from what steps of another one take, compared with what is
     /// expected of both: the standard deviation.
     pub(super) fn doubt(&self, width: usize, other: usize) -> f64 {
         let scatter = self.scatter.mean(SCATTER * SCATTER, SCATTER_PRIOR);
-        let of = |width: usize| 1.0 / (1.0 + self.seen(width));
+        let of = |width: usize| {
+            let others = (self.line.n - self.seen(width)).max(0.0);
+            1.0 / (1.0 + self.seen(width) + LINE * others / (others + LINE_AT))
+        };
         (scatter * (of(width) + of(other))).sqrt()
     }
 
@@ -99,18 +114,22 @@ impl Cost {
     }
 
     /// The least squares' line, drawn towards the rise that is assumed before much is known.
-    fn on_line(&self, x: f64) -> Option<f64> {
+    fn on_line(&self, x: f64) -> f64 {
         let Sums { n, x: sx, xx, y, xy } = self.line;
         if n <= 0.0 {
-            return None;
+            return 1.0 + self.rise * x;
         }
         let (mean_x, mean_y) = (sx / n, y / n);
         let (varied, together) = (xx - n * mean_x * mean_x, xy - n * mean_x * mean_y);
         // where only one width was seen, what width 0 takes and the rise explain it
         let assumed = mean_y * self.rise / (1.0 + self.rise * mean_x);
         let slope = (together + PRIOR * assumed) / (varied + PRIOR);
-        Some((mean_y + slope * (x - mean_x)).max(0.0))
+        (mean_y + slope * (x - mean_x)).max(LEAST)
     }
+}
+
+fn bent(width: usize) -> f64 {
+    (width as f64).powf(BEND)
 }
 
 #[cfg(test)]
@@ -139,6 +158,6 @@ mod tests {
         let mut cost = Cost::new(4, 0.5);
         (0..50).for_each(|_| cost.learn(0, 100.0));
         assert_eq!(cost.of(0).map(f64::round), Some(100.0));
-        assert_eq!(cost.of(2).map(f64::round), Some(200.0));
+        assert_eq!(cost.of(1).map(f64::round), Some(150.0));
     }
 }

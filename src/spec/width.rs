@@ -25,22 +25,22 @@ use super::cost::Cost;
 
 /// Before it was measured: what one token more takes, as a part of a step without drafts. A verified token needs experts
 /// of its own, and shares the rest.
-const RISE: f64 = 0.35;
+const RISE: f64 = 0.6;
 /// Likewise when one token more is drafted.
 const RISE_OF_DRAFTS: f64 = 0.5;
 /// Tries may lose so many tokens of each token that was generated,
-const TRIES: f64 = 0.005;
+const TRIES: f64 = 0.0075;
 /// so many tokens at the beginning,
 const TRIES_AT_FIRST: f64 = 1.0;
 /// and so many at once, however long none was lost.
 const MOST_TRIES: f64 = 2.0;
 /// More tokens are verified than none only where that is better by so many standard deviations.
-const SURE: f64 = 0.5;
+const SURE: f64 = 0.35;
 /// What is expected to be lost where a difference is in doubt: the mean of the negative part of a normal variable, by a logistic
 /// curve of this width.
 const LOGISTIC: f64 = 0.55;
 /// So many steps without drafts are measured before there are any, after the first one, which finds nothing cached.
-const PLAIN_STEPS: f64 = 2.5;
+const PLAIN_STEPS: f64 = 5.0;
 /// What a step without drafts takes is what all else is compared with: it is measured so many times as often as the rest.
 const OFTEN: f64 = 2.0;
 /// So much stays of what drafts were worth when one more is made.

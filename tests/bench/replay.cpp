@@ -6,6 +6,7 @@
 //     replay -m MODEL.gguf --record TEXT.tokens -n 600
 //     replay -m MODEL.gguf --replay TEXT.tokens --right 0.8 --widths off,2,7,adaptive --segment 16 --rounds 6 [llama.cpp's flags]
 //
+// With --learning N, the first segment of `adaptive` has N tokens.
 // Prints a line of JSON per segment. Exit codes: 0 done, 1 usage or file error, 2 model not loaded, 3 a pass failed.
 
 #include "../seam/own-options.h"
@@ -36,6 +37,7 @@ struct options {
     std::string replay;
     double      right   = 0.8;
     int         segment = 16;
+    int         learning = 0;
     int         rounds  = 6;
     std::string widths  = "off,2,7,adaptive";
     std::vector<char *> others; // llama.cpp's
@@ -50,6 +52,8 @@ struct options {
                 right = std::stod(value());
             } else if (arg == "--segment") {
                 segment = std::stoi(value());
+            } else if (arg == "--learning") {
+                learning = std::stoi(value());
             } else if (arg == "--rounds") {
                 rounds = std::stoi(value());
             } else if (arg == "--widths") {
@@ -169,8 +173,8 @@ struct way {
     explicit way(const std::string & name) : name(name) {
     }
 
-    // goes on with the text at `at`, for a segment
-    void segment(target & t, const std::vector<llama_token> & text, size_t & at, const options & opt, std::mt19937_64 & rng) {
+    // goes on with the text at `at`, for a segment of `n_tokens`; drafts are right with probability `p`
+    void segment(target & t, const std::vector<llama_token> & text, size_t & at, size_t n_tokens, double p, std::mt19937_64 & rng) {
         char err[256] = "";
         // read when the first token is drafted
         if (!ggml_les_set_option("spec", name.c_str(), err, sizeof(err))) {
@@ -178,7 +182,7 @@ struct way {
         }
         const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(t.model));
         std::uniform_int_distribution<llama_token> any(0, n_vocab - 1);
-        std::bernoulli_distribution right(opt.right);
+        std::bernoulli_distribution right(p);
         std::vector<common_speculative_draft_params> drafting(1);
         const size_t   begin = at;
         const uint64_t read  = bytes_read();
@@ -186,7 +190,7 @@ struct way {
         double expected = 0;
         const auto began = std::chrono::steady_clock::now();
         spec.begin(0);
-        while (at < begin + opt.segment) {
+        while (at < begin + n_tokens) {
             llama_tokens draft;
             drafting[0] = { true, BLOCK, t.past, text[at], nullptr, &draft };
             {
@@ -217,7 +221,7 @@ struct way {
             double all_right = 1;
             for (size_t i = 0; i <= draft.size(); i++) {
                 expected  += all_right;
-                all_right *= opt.right;
+                all_right *= p;
             }
         }
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
@@ -244,8 +248,14 @@ int main(int argc, char ** argv) {
     const size_t end = std::min<size_t>(text.size(), llama_n_ctx(t.ctx) - BLOCK);
     size_t at = 0;
     const size_t turns = opt.rounds*ways.size();
-    for (size_t turn = 0; turn < turns && at + opt.segment + 2*BLOCK < end; turn++) {
+    for (size_t turn = 0; turn < turns; turn++) {
         // in another order in each round
-        ways[(turn + turn/ways.size()) % ways.size()]->segment(t, text, at, opt, rng);
+        way & next = *ways[(turn + turn/ways.size()) % ways.size()];
+        const bool   learns = turn < ways.size() && next.name == "adaptive";
+        const size_t n      = learns ? std::max(opt.segment, opt.learning) : opt.segment;
+        if (at + n + 2*BLOCK >= end) {
+            break;
+        }
+        next.segment(t, text, at, n, opt.right, rng);
     }
 }

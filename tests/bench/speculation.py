@@ -1,8 +1,8 @@
 """What speculation is worth, without a drafter for the model: the mode --speculation of bench.py.
 
 replay.cpp generates a text that it has recorded, with a drafter that knows it and is wrong with a set probability. In one
-run the ways of choosing how many tokens to verify take turns, some tokens each; the first turn of each is left out, and
-each of the others is compared with the others' of the same round. Speeds are of the tokens to be expected of the steps that
+run the ways of choosing how many tokens to verify take turns, some tokens each; the first turn of each is left out, in which
+the adaptive way has more tokens than the others, to learn, and each of the other turns is compared with the others' of the same round. Speeds are of the tokens to be expected of the steps that
 were taken: which of them stood is luck, and would take thousands of tokens to even out.
 """
 import json
@@ -17,6 +17,8 @@ sys.path.insert(0, str(ROOT / "tests/seam"))
 
 WAYS = ["off", "1", "3", "7", "adaptive"]
 SEGMENT = 16
+# of the adaptive way's first turn
+LEARNING = 96
 # a turn ends with what stands of its last draft
 LONGEST = SEGMENT + 8
 
@@ -68,7 +70,7 @@ def bench(args):
     """The mode."""
     exe = program()
     caps = [int(cap) for cap in (args.caps or "3072,6144,12288").split(",")]
-    length = (args.runs + 1) * len(WAYS) * LONGEST + LONGEST
+    length = LEARNING + (args.runs + 1) * len(WAYS) * LONGEST + LONGEST
     base = [exe, "-m", args.model, "-t", args.threads, "-c", length + 64, "--les", "on"]
     with tempfile.TemporaryDirectory() as directory:
         text = args.text or pathlib.Path(directory) / "text"
@@ -76,8 +78,8 @@ def bench(args):
             run([str(c) for c in [*base, "--record", text, "-n", length]])
         for cap in caps:
             for right in args.right.split(","):
-                command = [*base, "--replay", text, "--right", right, "--segment", SEGMENT, "--rounds", args.runs + 1,
-                           "--widths", ",".join(WAYS)]
+                command = [*base, "--replay", text, "--right", right, "--segment", SEGMENT, "--learning", LEARNING,
+                           "--rounds", args.runs + 1, "--widths", ",".join(WAYS)]
                 command = [str(c) for c in ["bash", ROOT / "tests/bench/capped.sh", cap, *command]]
                 with tempfile.NamedTemporaryFile(suffix=".json") as stats:
                     said = run([*command, "--les-stats", stats.name])
