@@ -124,6 +124,8 @@ pub struct Stats {
     /// Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
     /// verified.
     pub evictions_for_drafts: u64,
+    /// Of these, evicted for what is kept instead, as tokens want it that stood.
+    pub evictions_for_accepted: u64,
     /// Reads that failed.
     pub read_errors: u64,
     /// What was read, by all layers.
@@ -204,6 +206,7 @@ impl Stats {
             draft_reads: 0,
             draft_reads_rejected: 0,
             evictions_for_drafts: 0,
+            evictions_for_accepted: 0,
             read_errors: 0,
             reads: Reads::default(),
             profile_loaded: false,

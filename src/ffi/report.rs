@@ -98,6 +98,8 @@ pub struct LesStats {
     /// Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
     /// verified.
     pub evictions_for_drafts: u64,
+    /// Of these, evicted for what is kept instead, as tokens want it that stood.
+    pub evictions_for_accepted: u64,
 }
 
 // SAFETY: repr(C), the size first, integers only.
@@ -137,6 +139,7 @@ pub unsafe extern "C" fn les_model_stats(handle: *const LesModel, stats: *mut Le
             draft_reads: s.draft_reads,
             draft_reads_rejected: s.draft_reads_rejected,
             evictions_for_drafts: s.evictions_for_drafts,
+            evictions_for_accepted: s.evictions_for_accepted,
         };
         // SAFETY: the caller vouches for `stats`.
         ok(unsafe { put_sized(stats, value) })

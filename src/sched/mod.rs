@@ -185,6 +185,7 @@ impl Streamer {
         stats.io_depth = self.engine.depth();
         stats.evictions = core.store.evictions();
         stats.evictions_for_drafts = core.store.evictions_for_drafts();
+        stats.evictions_for_accepted = core.store.evictions_for_accepted();
         stats
     }
 

@@ -39,6 +39,8 @@ struct Block {
     state: State,
     pins: u32,
     slot: u32,
+    /// It was read for drafts into a slot of what the policy would have kept.
+    displaced: bool,
 }
 
 /// How a block is asked for.
@@ -81,6 +83,7 @@ pub struct Store {
     fresh_bytes: u64,
     evictions: u64,
     evictions_for_drafts: u64,
+    evictions_for_accepted: u64,
 }
 
 impl Store {
@@ -88,10 +91,22 @@ impl Store {
     pub fn new(plan: Plan, policy: Box<dyn Policy>) -> Self {
         // the last is taken first: slots fill from the start of the arena
         let free = plan.classes.iter().map(|c| (c.first_slot..c.first_slot + c.slots).rev().collect()).collect();
-        let blocks = vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT }; plan.n_blocks as usize];
+        let blocks =
+            vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT, displaced: false }; plan.n_blocks as usize];
         let high_water = plan.classes.iter().map(|c| c.first_slot).collect();
         let scratch = Scratch::new(&plan);
-        Self { plan, policy, scratch, blocks, free, high_water, fresh_bytes: 0, evictions: 0, evictions_for_drafts: 0 }
+        Self {
+            plan,
+            policy,
+            scratch,
+            blocks,
+            free,
+            high_water,
+            fresh_bytes: 0,
+            evictions: 0,
+            evictions_for_drafts: 0,
+            evictions_for_accepted: 0,
+        }
     }
 
     /// How the budget is cut.
@@ -112,6 +127,11 @@ impl Store {
     /// Of these, blocks that the policy would have kept, evicted because drafts wanted others.
     pub fn evictions_for_drafts(&self) -> u64 {
         self.evictions_for_drafts
+    }
+
+    /// Of these, evicted for what was [promoted](Store::promote), without a loss for the ring.
+    pub fn evictions_for_accepted(&self) -> u64 {
+        self.evictions_for_accepted
     }
 
     /// The state of `block`.
@@ -137,9 +157,9 @@ impl Store {
             }
             State::Failed => Acquired::Failed,
             State::Absent => match self.take_slot(block, ask) {
-                Some(slot) => {
+                Some((slot, displaced)) => {
                     let b = &mut self.blocks[block as usize];
-                    (b.state, b.slot) = (State::Loading, slot);
+                    (b.state, b.slot, b.displaced) = (State::Loading, slot, displaced);
                     let class = self.class_of(block);
                     match ask.draft {
                         true => self.scratch.ask(block, class),
@@ -168,12 +188,15 @@ impl Store {
         }
         let class = self.class_of(block);
         self.scratch.remove(block, class);
+        let displaced = std::mem::take(&mut self.blocks[block as usize].displaced);
         let blocks = &self.blocks;
         if self.scratch.is_short(class)
             && let Some(other) = self.policy.idle_victim(class, &|b| may_go(blocks, b))
         {
             self.policy.removed(other);
             self.scratch.add_oldest(other, class);
+        } else {
+            self.evictions_for_accepted += u64::from(displaced);
         }
         self.policy.inserted(block, class);
     }
@@ -261,22 +284,24 @@ impl Store {
         kept
     }
 
-    fn take_slot(&mut self, block: BlockId, ask: Ask) -> Option<u32> {
+    /// A slot for `block`, and whether drafts took it from what the policy would have kept.
+    fn take_slot(&mut self, block: BlockId, ask: Ask) -> Option<(u32, bool)> {
         let class = self.class_of(block);
         if let Some(slot) = self.free[class].pop() {
             if slot >= self.high_water[class] {
                 self.high_water[class] = slot + 1;
                 self.fresh_bytes += self.plan.classes[class].slot_bytes;
             }
-            return Some(slot);
+            return Some((slot, false));
         }
         let victim = self.victim(class, ask)?;
         let kept = self.let_go(victim, class);
         self.evictions += 1;
-        self.evictions_for_drafts += u64::from(kept && ask.draft);
+        let displaced = kept && ask.draft;
+        self.evictions_for_drafts += u64::from(displaced);
         let v = &mut self.blocks[victim as usize];
         v.state = State::Absent;
-        Some(std::mem::replace(&mut v.slot, NO_SLOT))
+        Some((std::mem::replace(&mut v.slot, NO_SLOT), displaced))
     }
 
     fn victim(&mut self, class: usize, ask: Ask) -> Option<BlockId> {

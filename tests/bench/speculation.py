@@ -88,5 +88,6 @@ def bench(args):
                 best = best_fixed(rounds)
                 show(f"cap {cap} MiB, right {right}", [compare(found, best) for found in rounds])
                 reads = counters["demand_reads"] + counters["guessed"]
-                for name in ("draft_reads", "draft_reads_rejected", "evictions_for_drafts"):
-                    print(f"  {name:20} {100 * counters[name] / reads:10.3f} % of {reads} reads", flush=True)
+                counters["evictions_for_rejected"] = counters["evictions_for_drafts"] - counters["evictions_for_accepted"]
+                for name in ("draft_reads", "draft_reads_rejected", "evictions_for_drafts", "evictions_for_rejected"):
+                    print(f"  {name:22} {100 * counters[name] / reads:8.3f} % of {reads} reads", flush=True)

@@ -154,9 +154,26 @@ fn what_a_certain_row_uses_is_kept() {
     assert!(get(&mut s, 100, DRAFT));
     assert!(!has(&s, 7) && has(&s, 60) && has(&s, 61));
     assert_eq!(s.evictions_for_drafts(), 7);
+    assert_eq!(s.evictions_for_accepted(), 0, "the ring has as many slots as before");
     // until then it may be used again
     assert!(has(&s, 8) && !get(&mut s, 61, NEED) && !get(&mut s, 8, NEED));
     assert!(!s.scratch.has(8) && !s.scratch.has(61));
+}
+
+#[test]
+fn what_was_evicted_for_what_stands_is_told_apart() {
+    let mut s = store(60);
+    s.layer_begins(1);
+    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    s.layer_begins(2);
+    (60..64).for_each(|b| assert!(get(&mut s, b, DRAFT)));
+    // drafts want nothing for so long that the ring may be shorter
+    (3..200).for_each(|pass| s.layer_begins(pass));
+    (60..62).for_each(|b| s.promote(b));
+    assert_eq!((s.evictions_for_drafts(), s.evictions_for_accepted(), ring(&s).0), (4, 2, 2));
+    // once
+    s.promote(60);
+    assert_eq!(s.evictions_for_accepted(), 2);
 }
 
 #[test]
