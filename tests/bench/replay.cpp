@@ -18,6 +18,7 @@
 #include "les.h"
 #include "llama.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -160,10 +161,18 @@ static std::vector<llama_token> recorded(const std::string & path) {
     return text;
 }
 
-static uint64_t bytes_read() {
-    les_stats s;
-    return ggml_les_stats(0, &s) ? s.decode.bytes_read + s.prompt.bytes_read : 0;
-}
+struct counters {
+    uint64_t bytes_read           = 0;
+    uint64_t evictions_for_drafts = 0;
+
+    counters() {
+        les_stats s;
+        if (ggml_les_stats(0, &s)) {
+            bytes_read           = s.decode.bytes_read + s.prompt.bytes_read;
+            evictions_for_drafts = s.evictions_for_drafts;
+        }
+    }
+};
 
 // one way of choosing how many tokens to verify
 struct way {
@@ -185,7 +194,7 @@ struct way {
         std::bernoulli_distribution right(p);
         std::vector<common_speculative_draft_params> drafting(1);
         const size_t   begin = at;
-        const uint64_t read  = bytes_read();
+        const counters before;
         int drafted = 0, stood = 0, steps = 0;
         double expected = 0;
         const auto began = std::chrono::steady_clock::now();
@@ -225,9 +234,11 @@ struct way {
             }
         }
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+        const counters after;
         printf("{\"width\": \"%s\", \"tokens\": %zu, \"expected\": %.6f, \"seconds\": %.6f, \"steps\": %d, \"verified\": %d, \"stood\": %d, "
-            "\"bytes_read\": %llu}\n",
-            name.c_str(), at - begin, expected, took.count(), steps, drafted, stood, (unsigned long long) (bytes_read() - read));
+            "\"bytes_read\": %llu, \"evictions_for_drafts\": %llu}\n",
+            name.c_str(), at - begin, expected, took.count(), steps, drafted, stood, (unsigned long long) (after.bytes_read - before.bytes_read),
+            (unsigned long long) (after.evictions_for_drafts - before.evictions_for_drafts));
         fflush(stdout);
     }
 };
@@ -244,13 +255,16 @@ int main(int argc, char ** argv) {
     for (const std::string & name : string_split<std::string>(opt.widths, ',')) {
         ways.push_back(std::make_unique<way>(name));
     }
-    std::mt19937_64 rng(1);
+    std::mt19937_64 rng(1), order(2);
     const size_t end = std::min<size_t>(text.size(), llama_n_ctx(t.ctx) - BLOCK);
     size_t at = 0;
     const size_t turns = opt.rounds*ways.size();
     for (size_t turn = 0; turn < turns; turn++) {
-        // in another order in each round
-        way & next = *ways[(turn + turn/ways.size()) % ways.size()];
+        // each way finds what another one has left in the cache, in each round another one
+        if (turn % ways.size() == 0) {
+            std::shuffle(ways.begin(), ways.end(), order);
+        }
+        way & next = *ways[turn % ways.size()];
         const bool   learns = turn < ways.size() && next.name == "adaptive";
         const size_t n      = learns ? std::max(opt.segment, opt.learning) : opt.segment;
         if (at + n + 2*BLOCK >= end) {

@@ -46,7 +46,7 @@ def best_fixed(rounds):
     return max(WAYS[:-1], key=lambda way: statistics.median(speed(found[way]) for found in rounds))
 
 
-def compare(found, best):
+def compare(found, best, bytes_per_read):
     """The figures of one round."""
     line = {f"tok/s {way}": speed(row) for way, row in found.items()}
     line["adaptive / off"] = speed(found["adaptive"]) / speed(found["off"])
@@ -56,6 +56,8 @@ def compare(found, best):
         line[f"tokens/step {way}"] = row["expected"] / row["steps"]
         line[f"verified/step {way}"] = row["verified"] / row["steps"]
         line[f"MiB/token {way}"] = row["bytes_read"] / row["tokens"] / MIB
+    row = found["adaptive"]
+    line["evicted for drafts, % of reads, adaptive"] = 100 * row["evictions_for_drafts"] * bytes_per_read / max(row["bytes_read"], 1)
     return line
 
 
@@ -84,10 +86,11 @@ def bench(args):
                 with tempfile.NamedTemporaryFile(suffix=".json") as stats:
                     said = run([*command, "--les-stats", stats.name])
                     counters = json.loads(pathlib.Path(stats.name).read_text())
+                reads = counters["demand_reads"] + counters["guessed"]
+                per_read = (counters["decode"]["bytes_read"] + counters["prompt"]["bytes_read"]) / reads
                 rounds = rounds_of(said.splitlines())[: args.runs]
                 best = best_fixed(rounds)
-                show(f"cap {cap} MiB, right {right}", [compare(found, best) for found in rounds])
-                reads = counters["demand_reads"] + counters["guessed"]
+                show(f"cap {cap} MiB, right {right}", [compare(found, best, per_read) for found in rounds])
                 counters["evictions_for_rejected"] = counters["evictions_for_drafts"] - counters["evictions_for_accepted"]
                 for name in ("draft_reads", "draft_reads_rejected", "evictions_for_drafts", "evictions_for_rejected"):
                     print(f"  {name:22} {100 * counters[name] / reads:8.3f} % of {reads} reads", flush=True)

@@ -10,7 +10,7 @@ import speculation  # noqa: E402
 
 def turn(width, seconds, tokens=16, steps=8):
     return {"width": width, "tokens": tokens + 5, "expected": tokens, "seconds": seconds, "steps": steps, "verified": 2 * steps, "stood": tokens - steps,
-            "bytes_read": 16 * 2**20}
+            "bytes_read": 16 * 2**20, "evictions_for_drafts": 2}
 
 
 def rounds(*of_round):
@@ -29,10 +29,11 @@ class Rounds(unittest.TestCase):
         best = speculation.best_fixed(found)
         # by the median, not by the best or the last round
         self.assertEqual(best, "3")
-        lines = [speculation.compare(each, best) for each in found]
+        lines = [speculation.compare(each, best, 2**20) for each in found]
         self.assertEqual([line["adaptive / off"] for line in lines], [4, 4, 4])
         self.assertEqual([line["adaptive / best fixed (3)"] for line in lines], [1, 1, 1.25])
         self.assertEqual(lines[0]["MiB/token off"], 16 / 21)
+        self.assertEqual(lines[0]["evicted for drafts, % of reads, adaptive"], 12.5)
 
 
 if __name__ == "__main__":
