@@ -168,6 +168,11 @@ fn run(s: &Arc<Streamer>, shared: &Shared, tensor: usize, ids: &[i32]) -> Result
     walk(s, shared, &ticket)
 }
 
+fn assert_nothing_is_pinned(s: &Streamer) {
+    let core = s.core.lock();
+    assert!((0..48).all(|b| core.store.pins(b) == 0));
+}
+
 /// Lets the device do all that it was given, and what it is given meanwhile.
 #[cfg(not(feature = "shuttle"))]
 fn settle(s: &Streamer) {
@@ -327,7 +332,7 @@ mod sequential {
         for tensor in 0..6 {
             assert_eq!(run(&s, &shared, tensor, &all).unwrap().len(), 8);
         }
-        assert!((0..48).all(|b| s.core.lock().store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
     }
 
     #[test]

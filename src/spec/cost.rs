@@ -8,8 +8,6 @@ const KEPT: f64 = 0.95;
 const KEPT_BY_OTHERS: f64 = 0.995;
 /// So much stays of how fast steps are when there is one more, of whatever width.
 const LEVEL_KEPT: f64 = 0.6;
-/// Anything that was measured outweighs what counts as so many steps.
-const NEARLY_NOTHING: f64 = 1e-9;
 /// A step of so many times the width's time was interrupted by something else.
 const INTERRUPTED: f64 = 4.0;
 /// A width that was measured less often than this is taken for what the line through all of them says.
@@ -76,7 +74,7 @@ impl Cost {
     /// A step of this width took `ns`.
     pub(super) fn learn(&mut self, width: usize, ns: f64) {
         let expected = self.relative(width);
-        let level = self.level.mean(ns / expected, NEARLY_NOTHING).max(1.0);
+        let level = self.level.known().unwrap_or(ns / expected).max(1.0);
         let relative = (ns / level).min(INTERRUPTED * expected);
         if self.seen(width) >= 1.0 {
             self.scatter.learn((relative / expected - 1.0).powi(2), KEPT);
@@ -90,7 +88,7 @@ impl Cost {
 
     /// What a step of this width takes. `None` before any was measured.
     pub(super) fn of(&self, width: usize) -> Option<f64> {
-        (self.level.seen() > 0.0).then(|| self.level.mean(1.0, NEARLY_NOTHING) * self.relative(width))
+        self.level.known().map(|level| level * self.relative(width))
     }
 
     fn relative(&self, width: usize) -> f64 {
@@ -159,5 +157,6 @@ mod tests {
         (0..50).for_each(|_| cost.learn(0, 100.0));
         assert_eq!(cost.of(0).map(f64::round), Some(100.0));
         assert_eq!(cost.of(1).map(f64::round), Some(150.0));
+        assert_eq!(cost.of(2).map(f64::round), Some(190.0));
     }
 }

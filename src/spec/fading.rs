@@ -26,6 +26,11 @@ impl Fading {
         self.n
     }
 
+    /// The mean. `None` before a value was learned.
+    pub(super) fn known(&self) -> Option<f64> {
+        (self.n > 0.0).then(|| self.sum / self.n)
+    }
+
     /// The mean, with `prior`, what is known otherwise, as if it had been learned so many `times`.
     pub(super) fn mean(&self, prior: f64, times: f64) -> f64 {
         (self.sum + times * prior) / (self.n + times)

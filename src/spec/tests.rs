@@ -68,12 +68,17 @@ impl Run {
     }
 }
 
+/// Tokens that a step yields on average, where each stands with this `chance`.
+fn tokens(width: usize, chance: f64) -> f64 {
+    (0..=width as i32).map(|place| chance.powi(place)).sum()
+}
+
 /// Tokens per second that a width reaches on average.
 fn rate(width: usize, world: World) -> f64 {
     let World { acceptance, rise, draft, .. } = world;
     let chance = |more: f64| if acceptance == 0.0 { 0.0 } else { (acceptance + more).clamp(0.0, 1.0) };
     let stands = (chance(SPREAD) + chance(-SPREAD)) / 2.0;
-    let tokens: f64 = (0..=width as i32).map(|place| stands.powi(place)).sum();
+    let tokens = tokens(width, stands);
     let draft = if width > 0 { draft } else { 0.0 };
     tokens / (PLAIN_NS * (1.0 + rise * width as f64 + draft)) * 1e9
 }
@@ -113,8 +118,7 @@ fn what_was_measured_while_the_cache_filled_misleads_for_no_more_than_some_token
         (LARGE, 0.8),
         (LARGE, 0.95),
     ] {
-        let tokens = |width: usize| (0..=width as i32).map(|place| f64::powi(acceptance, place)).sum::<f64>();
-        let best = (0..=N_MAX).map(|width| tokens(width) / takes[width]).fold(0.0, f64::max);
+        let best = (0..=N_MAX).map(|width| tokens(width, acceptance) / takes[width]).fold(0.0, f64::max);
         let speed = |seed: u64| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut widths = Widths::new(Mode::Adaptive, N_MAX);
@@ -128,7 +132,7 @@ fn what_was_measured_while_the_cache_filled_misleads_for_no_more_than_some_token
                 let step_ns = (PLAIN_NS * takes[verified] * cold * scatter) as u64;
                 widths.done(Step { drafted, verified, stood, draft_ns: 0, step_ns, more: 0 });
                 if at >= 100 {
-                    expected += tokens(verified);
+                    expected += tokens(verified, acceptance);
                     took += takes[verified];
                 }
                 at += 1 + stood as i32;

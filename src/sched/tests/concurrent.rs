@@ -61,8 +61,7 @@ fn two_contexts_share_too_few_slots_without_blocking_each_other() {
         for c in contexts {
             c.join().unwrap();
         }
-        let core = s.core.lock();
-        assert!((0..48).all(|b| core.store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
     });
 }
 
@@ -88,8 +87,7 @@ fn guesses_take_no_slot_from_those_who_need_it() {
         }
         guesser.join().unwrap();
         s.core.lock().give_up_guesses();
-        let core = s.core.lock();
-        assert!((0..48).all(|b| core.store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
     });
 }
 
@@ -107,8 +105,7 @@ fn a_verdict_may_come_at_any_time() {
             assert_eq!(sorted(walk(&s, &shared, &ticket).unwrap()), [0, 1, 2, 3, 4, 5]);
         }
         judge.join().unwrap();
-        let core = s.core.lock();
-        assert!((0..48).all(|b| core.store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
     });
 }
 
@@ -119,7 +116,6 @@ fn a_failure_reaches_every_walker_and_leaves_nothing_pinned() {
         let (s, shared) = streamer(Setup { script, depth: 2, ..Default::default() });
         let results: Vec<_> = walkers(&s, &shared, 0, &[1, 4, 6], 2).into_iter().map(|h| h.join().unwrap()).collect();
         assert!(results.iter().all(Option::is_none));
-        let core = s.core.lock();
-        assert!((0..48).all(|b| core.store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
     });
 }

@@ -77,7 +77,7 @@ fn what_is_read_for_drafts_is_counted_and_judged_once() {
         verify(&[0, 2, 7, 7]);
         s.judged(1);
         assert_eq!(drafts(&s), [4, 18, 9, 0]);
-        assert!((0..48).all(|b| s.core.lock().store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
     }
 }
 
@@ -148,7 +148,7 @@ fn the_smallest_cache_is_enough_for_any_verification() {
         settle(&s);
         s.core.lock().give_up_guesses();
         assert!(whole > 10, "{whole} layers had room");
-        assert!((0..48).all(|b| s.core.lock().store.pins(b) == 0));
+        assert_nothing_is_pinned(&s);
         let [verifications, reads, rejected, _] = drafts(&s);
         assert!(verifications > 60 && reads > 500 && (1..reads).contains(&rejected), "{:?}", drafts(&s));
     }

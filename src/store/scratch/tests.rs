@@ -30,6 +30,14 @@ fn get(s: &mut Store, block: BlockId, ask: Ask) -> bool {
     }
 }
 
+/// A store whose slots all have what certain rows wanted.
+fn full(slots: u32) -> Store {
+    let mut s = store(slots.into());
+    s.layer_begins(1);
+    (0..slots).for_each(|b| assert!(get(&mut s, b, NEED)));
+    s
+}
+
 fn ring(s: &Store) -> (u32, u32) {
     s.scratch.len_and_most(0)
 }
@@ -138,9 +146,7 @@ fn what_stands_is_kept_and_what_does_not_goes_first() {
 
 #[test]
 fn what_a_certain_row_uses_is_kept() {
-    let mut s = store(60);
-    s.layer_begins(1);
-    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    let mut s = full(60);
     s.layer_begins(2);
     // 7 are an eighth: the rest finds its place among these, or else the layer could not be computed
     (60..67).for_each(|b| assert!(get(&mut s, b, DRAFT)));
@@ -162,9 +168,7 @@ fn what_a_certain_row_uses_is_kept() {
 
 #[test]
 fn what_was_evicted_for_what_stands_is_told_apart() {
-    let mut s = store(60);
-    s.layer_begins(1);
-    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    let mut s = full(60);
     s.layer_begins(2);
     (60..64).for_each(|b| assert!(get(&mut s, b, DRAFT)));
     // drafts want nothing for so long that the ring may be shorter
@@ -198,9 +202,7 @@ fn a_layer_that_needs_more_than_the_ring_gets_it() {
 
 #[test]
 fn what_drafts_use_again_stays_as_long_as_they_do() {
-    let mut s = store(60);
-    s.layer_begins(1);
-    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    let mut s = full(60);
     for pass in 2..202 {
         s.layer_begins(pass);
         let read = (100..107).filter(|&b| get(&mut s, b, DRAFT)).count();
@@ -213,9 +215,7 @@ fn what_drafts_use_again_stays_as_long_as_they_do() {
 
 #[test]
 fn guesses_do_not_let_the_ring_grow_beyond_its_limit() {
-    let mut s = store(60);
-    s.layer_begins(1);
-    (0..60).for_each(|b| assert!(get(&mut s, b, NEED)));
+    let mut s = full(60);
     s.layer_begins(2);
     for b in 60..67 {
         assert!(get(&mut s, b, GUESS));
