@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::model::Model;
 use crate::options::parse_spec;
+use crate::sched::PassReads;
 use crate::spec::{Candidate, Step, Summary, Widths, draw, judge};
 
 use super::guard::{Failure, Versioned, guard, guard_telling, ok, put, put_sized, size_up_to, sized, string_or_empty};
@@ -24,6 +25,8 @@ struct Open {
     widths: Widths,
     rng: fastrand::Rng,
     model: Option<Arc<Model>>,
+    /// What the model had read when the last step was over.
+    reads: PassReads,
 }
 
 static SPECS: Handles<Mutex<Open>> = Handles::new();
@@ -149,7 +152,12 @@ pub unsafe extern "C" fn les_spec_open(
         let widths = Widths::new(mode, params.n_max as usize);
         let rng = fastrand::Rng::with_seed(params.seed);
         let model = if params.model.is_null() { None } else { Some(model(params.model)?) };
-        let handle = std::ptr::without_provenance_mut(SPECS.open(Mutex::new(Open { widths, rng, model })));
+        let handle = std::ptr::without_provenance_mut(SPECS.open(Mutex::new(Open {
+            widths,
+            rng,
+            model,
+            reads: PassReads::default(),
+        })));
         // SAFETY: the caller vouches for `out`.
         unsafe { put(out, handle) }?;
         Ok(LES_OK)
@@ -270,17 +278,24 @@ pub unsafe extern "C" fn les_spec_done(spec: *mut LesSpec, step: *const LesSpecS
     with(spec, |open| {
         // SAFETY: the caller vouches for `step`.
         let step = unsafe { sized(step, NO_STEP) }?;
-        if let Some(model) = open.model.as_ref().filter(|_| step.verified > 0) {
-            model.judged(1 + step.stood.min(step.verified) as usize);
+        let mut reads = None;
+        if let Some(model) = &open.model {
+            let now = model.pass_reads();
+            reads = now.since(&open.reads, 1 + step.verified as usize);
+            open.reads = now;
+            if step.verified > 0 {
+                model.judged(1 + step.stood.min(step.verified) as usize);
+            }
         }
-        open.widths.done(Step {
+        let step = Step {
             drafted: step.drafted as usize,
             verified: step.verified as usize,
             stood: step.stood as usize,
             draft_ns: step.draft_ns,
             step_ns: step.step_ns,
             more: step.more as usize,
-        });
+        };
+        open.widths.done(step, reads.as_deref());
         Ok(LES_OK)
     })
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::sched::PassReads;
+
 use super::Model;
 
 impl Model {
@@ -18,6 +20,11 @@ impl Model {
     pub fn judged(&self, rows: usize) {
         self.drafted.store(0, Ordering::Relaxed);
         self.judge(rows.max(1));
+    }
+
+    /// What the passes have read so far.
+    pub fn pass_reads(&self) -> PassReads {
+        self.streamer.get().map_or_else(PassReads::default, |streamer| streamer.pass_reads())
     }
 
     fn judge(&self, rows: usize) {

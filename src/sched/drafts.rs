@@ -40,6 +40,37 @@ impl Pickers {
     }
 }
 
+/// What the passes have read so far. Grows only: what one pass has read is the difference.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PassReads {
+    /// Counts the passes that have begun.
+    pub pass: u32,
+    /// The rows of the last one, where it is known what each of them wanted: of a verification, or a single one. Else 0.
+    pub rows: usize,
+    /// Bytes (of slots), by the first row that wanted them.
+    pub bytes: Vec<u64>,
+}
+
+impl PassReads {
+    /// What the one pass since `before` has read for its first row, its first two, ...; `None` unless it was just one, of `rows`
+    /// rows.
+    pub fn since(&self, before: &Self, rows: usize) -> Option<Vec<u64>> {
+        if self.pass != before.pass.wrapping_add(1) || self.rows != rows {
+            return None;
+        }
+        let at = |bytes: &[u64], row: usize| bytes.get(row).copied().unwrap_or(0);
+        let mut sum = 0;
+        Some(
+            (0..rows)
+                .map(|row| {
+                    sum += at(&self.bytes, row) - at(&before.bytes, row);
+                    sum
+                })
+                .collect(),
+        )
+    }
+}
+
 /// A block that only drafts want.
 struct Want {
     block: BlockId,
@@ -57,12 +88,17 @@ pub(super) struct Drafts {
     /// The last verification.
     pass: Option<u32>,
     wants: Vec<Want>,
+    reads: PassReads,
 }
 
 impl Core {
-    /// An operation begins, of a verification or not.
-    pub(super) fn begin_verifying(&mut self, verifying: bool) {
+    /// An operation of so many rows begins, of a verification or not.
+    pub(super) fn begin_verifying(&mut self, rows: usize, verifying: bool) {
         self.drafts.verifying = verifying;
+        if self.drafts.reads.pass != self.pass {
+            self.drafts.reads.pass = self.pass;
+            self.drafts.reads.rows = if verifying || rows == 1 { rows } else { 0 };
+        }
         if verifying && self.drafts.pass != Some(self.pass) {
             // another one has come before the verdict
             self.judge(usize::MAX);
@@ -87,6 +123,11 @@ impl Core {
 
     /// Of the rows only the drafts from `row` on want `block`, which was `read` for them or was there. `None`: a certain one does.
     pub(super) fn wanted_by(&mut self, block: BlockId, row: Option<u32>, read: bool) {
+        if read {
+            let (row, bytes) = (row.unwrap_or(0) as usize, &mut self.drafts.reads.bytes);
+            bytes.resize(bytes.len().max(row + 1), 0);
+            bytes[row] += self.store.slot_bytes(block);
+        }
         if let Some(row) = row {
             self.drafts.wants.push(Want { block, row, read });
             self.stats.draft_reads += u64::from(read);
@@ -106,6 +147,11 @@ impl Core {
 }
 
 impl Streamer {
+    /// What the passes have read so far. Any thread.
+    pub fn pass_reads(&self) -> PassReads {
+        self.core.lock().drafts.reads.clone()
+    }
+
     /// The first `rows` rows of the last verification stand, at most all; until then it is not known, and if another one comes
     /// first, all do. Any thread.
     pub fn judged(&self, rows: usize) {

@@ -352,7 +352,7 @@ impl Streamer {
     ) -> Result<Option<AtFirst>, Arc<Error>> {
         let LayerRequest { tensors, rows, certain, .. } = *request;
         let before = (core.pass, core.lead);
-        core.begin(tensors[0], tensors[0], pickers.verify());
+        core.begin(tensors[0], tensors[0], rows, pickers.verify());
         let mut counts = vec![[0; 2]; tensors.len()];
         let mut pinned = Vec::new();
         let mut absent = Vec::new();

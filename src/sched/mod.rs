@@ -28,6 +28,7 @@ use crate::store::{Acquired, Arena, Ask, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 use drafts::Drafts;
+pub use drafts::PassReads;
 use guess::Ahead;
 pub use guess::LANES;
 pub use layer::{Due, Layer, LayerRequest};
@@ -104,7 +105,7 @@ struct Core {
 
 impl Core {
     /// An operation on `tensor`, whose layer's first one is `lead`, begins; some of its rows are drafts if it is `verifying`.
-    fn begin(&mut self, tensor: usize, lead: usize, verifying: bool) {
+    fn begin(&mut self, tensor: usize, lead: usize, rows: usize, verifying: bool) {
         // tensors of one layer come in any order
         let again = tensor == lead && lead == self.lead;
         self.pass = self.pass.wrapping_add(u32::from(lead < self.lead || again));
@@ -112,7 +113,7 @@ impl Core {
         if tensor == lead {
             self.store.layer_begins(self.pass);
         }
-        self.begin_verifying(verifying);
+        self.begin_verifying(rows, verifying);
         self.ahead.use_tensor(tensor);
     }
 }

@@ -101,7 +101,7 @@ impl Ticket {
         guard = streamer.poll(guard);
         let core = &mut *guard;
         let passed = core.lead;
-        core.begin(request.tensor, lead, pickers.verify());
+        core.begin(request.tensor, lead, request.rows, pickers.verify());
         let ticket = Self {
             first_block: core.store.plan().first_block[request.tensor],
             walkers: request.walkers,

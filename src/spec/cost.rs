@@ -1,4 +1,4 @@
-//! What a step takes, by how many tokens it verifies or drafts, as it is now.
+//! What a step takes, by how many tokens it verifies or drafts, as it is now: time, or bytes that are read.
 
 use super::fading::Fading;
 
@@ -33,8 +33,14 @@ struct Sums {
 }
 
 impl Sums {
+    fn fade(&mut self, kept: f64) {
+        for sum in [&mut self.n, &mut self.x, &mut self.xx, &mut self.y, &mut self.xy] {
+            *sum *= kept;
+        }
+    }
+
     fn learn(&mut self, x: f64, y: f64) {
-        let add = |sum: &mut f64, more: f64| *sum = *sum * KEPT + more;
+        let add = |sum: &mut f64, more: f64| *sum += more;
         add(&mut self.n, 1.0);
         add(&mut self.x, x);
         add(&mut self.xx, x * x);
@@ -80,9 +86,38 @@ impl Cost {
             self.scatter.learn((relative / expected - 1.0).powi(2), KEPT);
         }
         self.level.learn(level * relative / expected, LEVEL_KEPT);
-        self.line.learn(bent(width), relative);
-        for (other, measured) in self.widths.iter_mut().enumerate() {
-            if other == width { measured.learn(relative, KEPT) } else { measured.fade(KEPT_BY_OTHERS) }
+        self.remember(width, &[relative]);
+    }
+
+    /// One step took `values[width]` for each of these widths, from 0: what one takes compared with another one is learned of
+    /// the same step.
+    pub(super) fn learn_up_to(&mut self, values: &[f64]) {
+        let expected: Vec<f64> = (0..values.len()).map(|width| self.relative(width)).collect();
+        let level = values.iter().sum::<f64>() / expected.iter().sum::<f64>();
+        self.level.learn(level, LEVEL_KEPT);
+        if level <= 0.0 || values.len() < 2 {
+            return;
+        }
+        let relative: Vec<f64> = values.iter().map(|value| value / level).collect();
+        for (width, (relative, expected)) in relative.iter().zip(expected).enumerate() {
+            if self.seen(width) >= 1.0 {
+                self.scatter.learn((relative / expected - 1.0).powi(2), KEPT);
+            }
+        }
+        self.remember(0, &relative);
+    }
+
+    /// What the widths from `first` on took in one step, compared with the level.
+    fn remember(&mut self, first: usize, relative: &[f64]) {
+        self.line.fade(KEPT);
+        for (width, measured) in self.widths.iter_mut().enumerate() {
+            match width.checked_sub(first).and_then(|i| relative.get(i)) {
+                Some(&relative) => {
+                    self.line.learn(bent(width), relative);
+                    measured.learn(relative, KEPT);
+                }
+                None => measured.fade(KEPT_BY_OTHERS),
+            }
         }
     }
 

@@ -42,7 +42,7 @@ mod tests {
             let mut widths = Widths::new(Mode::Fixed(n_max), n_max);
             for _ in 0..10 {
                 let verified = widths.verify(&vec![None; n_max]);
-                widths.done(Step { drafted: n_max, verified, stood, draft_ns: 1, step_ns: 5, more: 0 });
+                widths.done(Step { drafted: n_max, verified, stood, draft_ns: 1, step_ns: 5, more: 0 }, None);
             }
             sum.add(&widths);
         }

@@ -50,7 +50,7 @@ impl Run {
         let draft_ns = if drafted > 0 { world.draft * PLAIN_NS } else { 0.0 };
         let step_ns = PLAIN_NS * scatter * (1.0 + world.rise * verified as f64);
         let step = Step { drafted, verified, stood, draft_ns: draft_ns as u64, step_ns: step_ns as u64, more: 0 };
-        self.widths.done(step);
+        self.widths.done(step, None);
         self.ns += draft_ns + step_ns;
         self.tokens += 1 + stood as u64;
     }
@@ -93,7 +93,7 @@ fn adaptive_is_about_as_fast_as_the_best_width_and_never_loses_much() {
                 let fixed: Vec<f64> = (0..=N_MAX).map(|n| rate(n, world)).collect();
                 let adaptive = Run::new(Mode::Adaptive).until(4000, world).tokens_per_s();
                 let best = fixed.iter().copied().fold(0.0, f64::max);
-                if adaptive < 0.95 * fixed[0] || adaptive < 0.92 * best {
+                if adaptive < 0.95 * fixed[0] || adaptive < 0.91 * best {
                     slow.push(format!("{world:?}: {adaptive:.2} of {fixed:.2?}"));
                 }
             }
@@ -102,47 +102,83 @@ fn adaptive_is_about_as_fast_as_the_best_width_and_never_loses_much() {
     assert!(slow.is_empty(), "{slow:#?}");
 }
 
-/// What steps take when 0 to 7 tokens are verified, as multiples of the first: a model of the 35B-A3B shape with small and with
-/// large caches. At the beginning, when nothing is cached, all take longer.
-#[test]
-fn what_was_measured_while_the_cache_filled_misleads_for_no_more_than_some_tokens() {
-    const SMALL: [f64; N_MAX + 1] = [1.0, 1.96, 2.75, 3.4, 4.1, 4.7, 5.2, 5.6];
-    const LARGE: [f64; N_MAX + 1] = [1.0, 1.67, 2.2, 2.5, 3.2, 3.6, 4.0, 4.3];
-    for (takes, acceptance) in [
-        (SMALL, 0.3),
-        (SMALL, 0.6),
-        (SMALL, 0.8),
-        (SMALL, 0.95),
-        (LARGE, 0.3),
-        (LARGE, 0.6),
-        (LARGE, 0.8),
-        (LARGE, 0.95),
-    ] {
-        let best = (0..=N_MAX).map(|width| tokens(width, acceptance) / takes[width]).fold(0.0, f64::max);
+/// What a step takes and reads when so many tokens are verified: a model of the 35B-A3B shape.
+#[derive(Debug, Clone, Copy)]
+struct Streamed {
+    /// Nanoseconds without what is read, and by which part each token more makes them more.
+    rest: (f64, f64),
+    /// Likewise bytes.
+    bytes: (f64, f64),
+}
+
+const SMALL_CACHE: Streamed = Streamed { rest: (8e7, 0.35), bytes: (2.84e8, 1.15) };
+const MIDDLE_CACHE: Streamed = Streamed { rest: (1.5e8, 0.5), bytes: (8.5e7, 1.2) };
+const LARGE_CACHE: Streamed = Streamed { rest: (1.55e8, 0.6), bytes: (2.7e7, 1.3) };
+const NS_PER_BYTE: f64 = 0.55;
+
+impl Streamed {
+    fn rest(self, width: usize) -> f64 {
+        self.rest.0 * (1.0 + self.rest.1 * (width as f64).powf(0.85))
+    }
+
+    fn bytes(self, width: usize) -> f64 {
+        self.bytes.0 * (1.0 + self.bytes.1 * (width as f64).powf(0.85))
+    }
+
+    fn ns(self, width: usize) -> f64 {
+        self.rest(width) + NS_PER_BYTE * self.bytes(width)
+    }
+
+    /// Tokens per nanosecond that are to be expected of the steps that are taken after 100 tokens, until there are `n`: the median of
+    /// some runs. At the beginning, when nothing is cached, more is read.
+    fn adaptive(self, acceptance: f64, n: usize, told: bool) -> f64 {
         let speed = |seed: u64| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut widths = Widths::new(Mode::Adaptive, N_MAX);
             let (mut at, mut expected, mut took) = (0, 0.0, 0.0);
-            while at < 400 {
+            while at < n {
+                // about normal
+                let mut differs = |part: f64| 1.0 + part * 2.0 * (rng.f64() + rng.f64() + rng.f64() - 1.5);
+                let cold = 1.0 + 2.0 * f64::exp(-(at as f64) / 10.0) + 0.15 * f64::exp(-(at as f64) / 100.0);
+                let (all, rest) = (cold * differs(0.12), differs(0.15));
+                let more =
+                    |width: usize| self.bytes(width) - width.checked_sub(1).map_or(0.0, |before| self.bytes(before));
+                let reads = (0..=N_MAX).map(|width| all * differs(0.2) * more(width));
+                let reads: Vec<f64> =
+                    reads.scan(0.0, |sum, more| Some(std::mem::replace(sum, *sum + more) + more)).collect();
                 let drafted = widths.draft();
                 let verified = widths.verify(&vec![None; drafted]);
                 let stood = (0..verified).take_while(|_| rng.f64() < acceptance).count();
-                let cold = 1.0 + 2.0 * f64::exp(-f64::from(at) / 10.0) + 0.15 * f64::exp(-f64::from(at) / 100.0);
-                let scatter = 1.0 + 0.6 * ((rng.f64() + rng.f64() + rng.f64()) / 1.5 - 1.0);
-                let step_ns = (PLAIN_NS * takes[verified] * cold * scatter) as u64;
-                widths.done(Step { drafted, verified, stood, draft_ns: 0, step_ns, more: 0 });
+                let step_ns = (self.rest(verified) * rest + NS_PER_BYTE * reads[verified]) as u64;
+                let reads: Vec<u64> = reads[..=verified].iter().map(|bytes| *bytes as u64).collect();
+                let step = Step { drafted, verified, stood, draft_ns: 0, step_ns, more: 0 };
+                widths.done(step, told.then_some(&reads));
                 if at >= 100 {
                     expected += tokens(verified, acceptance);
-                    took += takes[verified];
+                    took += self.ns(verified);
                 }
-                at += 1 + stood as i32;
+                at += 1 + stood;
             }
             expected / took
         };
         let mut speeds: Vec<f64> = (0..31).map(speed).collect();
         speeds.sort_by(f64::total_cmp);
-        let median = speeds[15];
-        assert!(median > 0.94 * best && median > 0.95, "{acceptance} {takes:?}: {median} of {best}");
+        speeds[15]
+    }
+}
+
+#[test]
+fn on_a_model_that_streams_it_finds_out_within_some_tokens() {
+    for streamed in [SMALL_CACHE, MIDDLE_CACHE, LARGE_CACHE] {
+        for acceptance in [0.3, 0.6, 0.8, 0.95] {
+            let fixed: Vec<f64> = (0..=N_MAX).map(|width| tokens(width, acceptance) / streamed.ns(width)).collect();
+            let best = fixed.iter().copied().fold(0.0, f64::max);
+            for (told, of_none, of_best) in [(true, 0.98, 0.96), (false, 0.96, 0.95)] {
+                let adaptive = streamed.adaptive(acceptance, 300, told);
+                let slow = adaptive < of_none * fixed[0] || adaptive < of_best * best;
+                assert!(!slow, "{streamed:?}, {acceptance}, {told}: {adaptive} of {fixed:?}");
+            }
+        }
     }
 }
 
@@ -189,7 +225,7 @@ fn modes_say_how_much_is_drafted_and_verified() {
     let mut none = Widths::new(Mode::Adaptive, 0);
     for _ in 0..3 {
         assert_eq!((none.draft(), none.verify(&[])), (0, 0));
-        none.done(Step { step_ns: 100, ..Step::default() });
+        none.done(Step { step_ns: 100, ..Step::default() }, None);
     }
 }
 
@@ -199,8 +235,8 @@ fn reports_that_make_no_sense_do_no_harm() {
     for step_ns in [0, u64::MAX, 1] {
         let drafted = widths.draft();
         let verified = widths.verify(&vec![Some(f32::NAN); drafted]);
-        widths.done(Step { drafted: 99, verified, stood: 77, draft_ns: u64::MAX, step_ns, more: 9 });
-        widths.done(Step { drafted: 0, verified: 2, stood: 1, draft_ns: 0, step_ns, more: 0 });
+        widths.done(Step { drafted: 99, verified, stood: 77, draft_ns: u64::MAX, step_ns, more: 9 }, None);
+        widths.done(Step { drafted: 0, verified: 2, stood: 1, draft_ns: 0, step_ns, more: 0 }, None);
     }
     assert!(widths.draft() <= 2);
 }
@@ -213,7 +249,7 @@ fn tokens_beside_those_that_stood_are_counted_and_paid_for() {
         let tokens = 2 + more as u64;
         for _ in 0..50 {
             widths.verify(&[None, None]);
-            widths.done(Step { drafted: 2, verified: 2, stood: 1, draft_ns: 0, step_ns: 100 * tokens, more });
+            widths.done(Step { drafted: 2, verified: 2, stood: 1, draft_ns: 0, step_ns: 100 * tokens, more }, None);
         }
         assert_eq!(widths.run()[2].tokens, 50 * tokens);
         widths.cost_of(2)

@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use super::acceptance::{Acceptance, Position};
 use super::cost::Cost;
+use super::reading::StepCost;
 
 /// Before it was measured: what one token more takes, as a part of a step without drafts. A verified token needs experts
 /// of its own, and shares the rest.
@@ -40,9 +41,9 @@ const SURE: f64 = 0.35;
 /// curve of this width.
 const LOGISTIC: f64 = 0.55;
 /// So many steps without drafts are measured before there are any, after the first one, which finds nothing cached.
-const PLAIN_STEPS: f64 = 5.0;
+const PLAIN_STEPS: f64 = 12.0;
 /// What a step without drafts takes is what all else is compared with: it is measured so many times as often as the rest.
-const OFTEN: f64 = 2.0;
+const OFTEN: f64 = 3.0;
 /// So much stays of what drafts were worth when one more is made.
 const KEPT: f64 = 0.9;
 /// Drafts get shorter by a token after so many steps that did not verify it.
@@ -104,7 +105,7 @@ impl OfWidth {
 pub struct Widths {
     mode: Mode,
     acceptance: Acceptance,
-    cost: Cost,
+    cost: StepCost,
     cost_of_drafts: Cost,
     /// What verifying was worth more than not to, lately, in tokens. `None` before there was a draft.
     worth: Option<f64>,
@@ -128,7 +129,7 @@ impl Widths {
         Self {
             mode,
             acceptance: Acceptance::new(n_max),
-            cost: Cost::new(n_max, RISE),
+            cost: StepCost::new(n_max, RISE),
             cost_of_drafts: Cost::new(n_max, RISE_OF_DRAFTS),
             worth: None,
             reach: n_max as f64,
@@ -179,8 +180,9 @@ impl Widths {
         width
     }
 
-    /// The step that was begun by [`Widths::verify`] is over.
-    pub fn done(&mut self, step: Step) {
+    /// The step that was begun by [`Widths::verify`] is over. `reads`: the bytes that it has read for its first row, its first two,
+    /// and so on to all; `None` where that is not known.
+    pub fn done(&mut self, step: Step, reads: Option<&[u64]>) {
         let n_max = self.n_max();
         let (drafted, width) = (step.drafted.min(n_max), step.verified.min(n_max));
         let stood = step.stood.min(width);
@@ -188,7 +190,7 @@ impl Widths {
         // what its tokens would take without those beside
         let part = tokens as f64 / (tokens + step.more) as f64;
         if !std::mem::take(&mut self.first) {
-            self.cost.learn(width, part * step.step_ns as f64);
+            self.cost.learn(width, part * step.step_ns as f64, reads);
         }
         self.begins &= self.cost.seen(0) < PLAIN_STEPS;
         if drafted > 0 {

@@ -224,6 +224,11 @@ impl Store {
         class.offset + u64::from(slot - class.first_slot) * class.slot_bytes
     }
 
+    /// Bytes of the slots that a block may be in.
+    pub fn slot_bytes(&self, block: BlockId) -> u64 {
+        self.plan.classes[self.class_of(block)].slot_bytes
+    }
+
     /// The read of a loading block ended well.
     pub fn filled(&mut self, block: BlockId) {
         self.blocks[block as usize].state = State::Ready;

@@ -82,6 +82,53 @@ fn what_is_read_for_drafts_is_counted_and_judged_once() {
 }
 
 #[test]
+fn what_a_pass_reads_is_told_by_the_rows_that_want_it() {
+    for whole in [false, true] {
+        let (s, shared) = streamer(Setup { spare_slots: 36, ..Default::default() });
+        let pass = |ids: &[i32], rows: usize| {
+            let before = s.pass_reads();
+            if whole {
+                assert!(layer(&s, 0, ids))
+            } else {
+                tickets(&s, &shared, 0, ids)
+            }
+            s.pass_reads().since(&before, rows)
+        };
+        // three matrices of an expert
+        let expert = 3 * s.core.lock().store.slot_bytes(0);
+        // row 0 picks 0 and 1, row 1 also 2, row 2 also 3 and 4
+        let reads = pass(&[0, 1, 1, 2, 3, 4], 3);
+        assert_eq!(reads, Some(vec![2 * expert, 3 * expert, 5 * expert]), "whole: {whole}");
+        s.judged(1);
+        // a single row; what is there is not read
+        assert_eq!(pass(&[0, 5], 1), Some(vec![expert]));
+        assert_eq!(pass(&[0, 5, 1, 2], 2), Some(vec![0, 0]));
+        s.judged(1);
+        // another number of rows, and more than one pass
+        assert_eq!(pass(&[0, 5, 1, 2], 3), None);
+        let before = s.pass_reads();
+        pass(&[0, 5], 1);
+        pass(&[0, 5], 1);
+        assert_eq!(s.pass_reads().since(&before, 1), None);
+    }
+}
+
+#[test]
+fn what_was_guessed_rightly_is_read_by_who_wants_it() {
+    let (s, shared) = streamer(Setup { spare_slots: 36, ..Default::default() });
+    // a matrix that was never used is not guessed
+    tickets(&s, &shared, 0, &[0, 1]);
+    tickets(&s, &shared, 3, &[0, 1]);
+    tickets(&s, &shared, 0, &[0, 1]);
+    let before = s.pass_reads();
+    s.guess(0, &[Guesses { tensor: 3, experts: vec![Guess { expert: 6, probability: 1.0 }] }]);
+    tickets(&s, &shared, 3, &[0, 1, 6, 1]);
+    assert_eq!(s.stats().draft_reads, 3);
+    let read: u64 = s.pass_reads().bytes.iter().sum::<u64>() - before.bytes.iter().sum::<u64>();
+    assert_eq!(read, 3 * s.core.lock().store.slot_bytes(24));
+}
+
+#[test]
 fn what_is_rejected_goes_first_and_what_stands_stays() {
     for (verdict, stay) in [(Some(1), false), (Some(2), true), (None, true)] {
         let (s, shared) = streamer(Setup::default());

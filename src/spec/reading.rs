@@ -1,0 +1,161 @@
+//! What a step takes, apart: what reading takes, by the bytes, and the rest.
+//!
+//! From one step to the next the bytes differ most, by what the tokens happen to want; and a step tells how many of them fewer
+//! tokens would have wanted. So widths are compared by bytes of the same steps, and the rest scatters less.
+
+use super::cost::Cost;
+use super::fading::Fading;
+
+/// So much stays of what was measured when one step more is.
+const KEPT: f64 = 0.95;
+/// Before it was measured: what one token more reads, as a part of what none reads. Tokens share some experts.
+const RISE: f64 = 1.0;
+/// That bytes take no time is believed as if so many steps had told it,
+const PRIOR: f64 = 0.5;
+/// whose bytes differ by this part of them.
+const VARIED: f64 = 0.1;
+/// At least this part of a step is no reading.
+const LEAST: f64 = 0.1;
+
+/// Nanoseconds by width.
+#[derive(Debug, Clone)]
+pub(super) struct StepCost {
+    /// What is not for the bytes.
+    rest: Cost,
+    bytes: Cost,
+    /// Of the steps of each width: bytes and nanoseconds.
+    means: Vec<[Fading; 2]>,
+    /// Sums over the steps, of how far they are from those means: bytes times bytes, and times nanoseconds.
+    varied: f64,
+    together: f64,
+}
+
+impl StepCost {
+    /// Of widths from 0 to `widest`. `rise`: as in [`Cost::new`].
+    pub(super) fn new(widest: usize, rise: f64) -> Self {
+        Self {
+            rest: Cost::new(widest, rise),
+            bytes: Cost::new(widest, RISE),
+            means: vec![<[Fading; 2]>::default(); widest + 1],
+            varied: 0.0,
+            together: 0.0,
+        }
+    }
+
+    /// A step of this width took `ns`. `reads`: the bytes that it has read for its first row, its first two, and so on to all;
+    /// `None` where that is not known.
+    pub(super) fn learn(&mut self, width: usize, ns: f64, reads: Option<&[u64]>) {
+        let Some(reads) = reads.filter(|reads| reads.len() == width + 1) else {
+            let usual = self.reading(width);
+            return self.rest.learn(width, (ns - usual).max(LEAST * ns));
+        };
+        let reads: Vec<f64> = reads.iter().map(|bytes| *bytes as f64).collect();
+        self.learn_price(width, reads[width], ns);
+        self.bytes.learn_up_to(&reads);
+        self.rest.learn(width, (ns - self.price(reads[width]) * reads[width]).max(LEAST * ns));
+    }
+
+    /// What a step of this width takes. `None` before any was measured.
+    pub(super) fn of(&self, width: usize) -> Option<f64> {
+        Some(self.rest.of(width)? + self.reading(width))
+    }
+
+    /// As [`Cost::doubt`].
+    pub(super) fn doubt(&self, width: usize, other: usize) -> f64 {
+        let (rest, reading) = (self.rest.of(width).unwrap_or(0.0), self.reading(width));
+        let doubt = (self.rest.doubt(width, other) * rest).hypot(self.bytes.doubt(width, other) * reading);
+        doubt / (rest + reading).max(1.0)
+    }
+
+    /// How many steps of this width are remembered.
+    pub(super) fn seen(&self, width: usize) -> f64 {
+        self.rest.seen(width)
+    }
+
+    /// What reading takes in a step of this width.
+    fn reading(&self, width: usize) -> f64 {
+        let bytes = self.bytes.of(width).unwrap_or(0.0);
+        self.price(bytes) * bytes
+    }
+
+    /// Nanoseconds per byte where steps read about so many: the least squares' slope, drawn towards none.
+    fn price(&self, bytes: f64) -> f64 {
+        let prior = PRIOR * (VARIED * bytes).powi(2);
+        if self.together > 0.0 { self.together / (self.varied + prior) } else { 0.0 }
+    }
+
+    fn learn_price(&mut self, width: usize, bytes: f64, ns: f64) {
+        let [of_bytes, of_ns] = &mut self.means[width];
+        self.varied *= KEPT;
+        self.together *= KEPT;
+        if let (Some(usual_bytes), Some(usual_ns)) = (of_bytes.known(), of_ns.known()) {
+            self.varied += (bytes - usual_bytes).powi(2);
+            self.together += (bytes - usual_bytes) * (ns - usual_ns);
+        }
+        of_bytes.learn(bytes, KEPT);
+        of_ns.learn(ns, KEPT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads of two rows, and what they take: 50 ns, 30 ns more for the second row, and 2 ns per byte.
+    fn step(rng: &mut fastrand::Rng, width: usize) -> (f64, Vec<u64>) {
+        let all = 0.5 + rng.f64();
+        let reads: Vec<u64> = [1e3 * all, 2.2e3 * all][..=width].iter().map(|bytes| *bytes as u64).collect();
+        (5e3 + 3e3 * width as f64 + 2.0 * reads[width] as f64, reads)
+    }
+
+    #[test]
+    fn what_reading_takes_is_told_from_the_rest() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut cost = StepCost::new(1, 0.1);
+        for i in 0..200 {
+            let width = i % 2;
+            let (ns, reads) = step(&mut rng, width);
+            cost.learn(width, ns, Some(&reads));
+        }
+        let price = cost.price(1e3);
+        assert!((price - 2.0).abs() < 0.2, "{price}");
+        // by far nearer than the bytes are to each other
+        let more = cost.of(1).zip(cost.of(0)).map_or(0.0, |(one, none)| one / none);
+        let truth = (8e3 + 4.4e3) / (5e3 + 2e3);
+        assert!((more / truth - 1.0).abs() < 0.08, "{more} {truth}");
+    }
+
+    #[test]
+    fn a_step_tells_what_fewer_tokens_would_have_read() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut cost = StepCost::new(1, 0.1);
+        for _ in 0..10 {
+            let (ns, reads) = step(&mut rng, 1);
+            cost.learn(1, ns, Some(&reads));
+        }
+        let less = cost.reading(0) / cost.reading(1);
+        assert!((less - 1.0 / 2.2).abs() < 0.05, "{less}");
+    }
+
+    #[test]
+    fn what_is_not_known_or_makes_no_sense_is_no_trouble() {
+        let mut cost = StepCost::new(2, 0.5);
+        assert_eq!(cost.of(1), None);
+        for reads in [None, Some(&[][..]), Some(&[1, 2, 3][..]), Some(&[0, 0][..]), Some(&[u64::MAX, u64::MAX][..])] {
+            for ns in [100.0, 0.0, 1e18] {
+                cost.learn(1, ns, reads);
+                let found = [0, 1, 2].map(|width| cost.of(width).unwrap_or(f64::NAN));
+                assert!(found.iter().all(|ns| ns.is_finite() && *ns >= 0.0), "{found:?} {reads:?} {ns}");
+                assert!(cost.doubt(2, 0).is_finite());
+            }
+        }
+        // where nothing is read, it is as if that were not known
+        let (mut told, mut untold) = (StepCost::new(2, 0.5), StepCost::new(2, 0.5));
+        for width in [0, 1, 0, 2, 0, 1] {
+            let ns = 100.0 * (1 + width) as f64;
+            told.learn(width, ns, Some(&vec![0; width + 1]));
+            untold.learn(width, ns, None);
+        }
+        assert_eq!([0, 1, 2].map(|width| told.of(width)), [0, 1, 2].map(|width| untold.of(width)));
+    }
+}
