@@ -206,11 +206,11 @@ les_bring_patched() {
     sh "$LES_ROOT/cmake/apply-patch.sh" "$les_patched" >&2 || exit 1
 }
 
-# What the C++ compiler is told so that llama.cpp runs here. GCC up to 11.4, 12.3 and 13.2 drops most of the tile configuration
+# Prints what the C++ compiler is told so that llama.cpp runs here. GCC up to 11.4, 12.3 and 13.2 drops most of the tile configuration
 # that a program gives to AMX (its bug 114098), and llama.cpp ends with an illegal instruction where the processor has AMX.
 les_cxx_flags() {
-    [ "$(uname -m)" = x86_64 ] || return 0
     "${CXX:-c++}" --version 2>/dev/null | grep -q 'Free Software Foundation' || return 0
+    case $("${CXX:-c++}" -dumpmachine) in x86_64*) ;; *) return 0 ;; esac
     les_version=$("${CXX:-c++}" -dumpfullversion)
     case $les_version in
     11.*) les_mended=11.5 ;;
@@ -226,8 +226,10 @@ les_configure() {
     les_source=$1 les_dir=$2
     shift 2
     # The commit is told, as llama.cpp would take that of the repository around its tree.
+    les_flags=$(les_cxx_flags)
+    [ -z "$les_flags" ] || set -- "-DCMAKE_CXX_FLAGS=${CXXFLAGS:-} $les_flags" "$@"
     set -- -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF \
-        "-DCMAKE_CXX_FLAGS=${CXXFLAGS:-} $(les_cxx_flags)" -DLLAMA_BUILD_NUMBER=0 "-DLLAMA_BUILD_COMMIT=$(echo "$LLAMA_CPP_COMMIT" | cut -c1-9)" "$@"
+        -DLLAMA_BUILD_NUMBER=0 "-DLLAMA_BUILD_COMMIT=$(echo "$LLAMA_CPP_COMMIT" | cut -c1-9)" "$@"
     if [ -f "$les_dir/build.ninja" ] && [ "$(cat "$les_dir/.les-options" 2>/dev/null)" = "$*" ]; then
         return
     fi

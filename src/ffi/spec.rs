@@ -25,7 +25,7 @@ struct Open {
     widths: Widths,
     rng: fastrand::Rng,
     model: Option<Arc<Model>>,
-    /// What the model had read when the last step was over.
+    /// What the model had read when the step began, or had drafted.
     reads: PassReads,
 }
 
@@ -209,6 +209,8 @@ pub unsafe extern "C" fn les_spec_verify(
         if let Some(model) = &open.model {
             // with the token before them
             model.drafted(1 + verified);
+            // a drafter may use the same model
+            open.reads = model.pass_reads();
         }
         // SAFETY: the caller vouches for `width`.
         ok(unsafe { put(width, verified as u32) })

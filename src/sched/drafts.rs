@@ -122,6 +122,7 @@ impl Core {
     }
 
     /// Of the rows only the drafts from `row` on want `block`, which was `read` for them or was there. `None`: a certain one does.
+    /// Counts what was read.
     pub(super) fn wanted_by(&mut self, block: BlockId, row: Option<u32>, read: bool) {
         if read {
             let (row, bytes) = (row.unwrap_or(0) as usize, &mut self.drafts.reads.bytes);

@@ -9,7 +9,7 @@ const KEPT_BY_OTHERS: f64 = 0.995;
 /// So much stays of how fast steps are when there is one more, of whatever width.
 const LEVEL_KEPT: f64 = 0.6;
 /// A step of so many times the width's time was interrupted by something else.
-const INTERRUPTED: f64 = 4.0;
+pub(super) const INTERRUPTED: f64 = 4.0;
 /// A width that was measured less often than this is taken for what the line through all of them says.
 const PRIOR: f64 = 4.0;
 /// That line is worth so many steps of the width when there were many of others,
@@ -40,12 +40,11 @@ impl Sums {
     }
 
     fn learn(&mut self, x: f64, y: f64) {
-        let add = |sum: &mut f64, more: f64| *sum += more;
-        add(&mut self.n, 1.0);
-        add(&mut self.x, x);
-        add(&mut self.xx, x * x);
-        add(&mut self.y, y);
-        add(&mut self.xy, x * y);
+        self.n += 1.0;
+        self.x += x;
+        self.xx += x * x;
+        self.y += y;
+        self.xy += x * y;
     }
 }
 
@@ -54,13 +53,13 @@ const SCATTER: f64 = 0.1;
 /// It counts as so many steps.
 const SCATTER_PRIOR: f64 = 3.0;
 
-/// Nanoseconds by width: how fast steps are at present, times what is particular to the width.
+/// Nanoseconds or bytes by width: how many steps take at present, times what is particular to the width.
 ///
 /// What makes steps of all widths faster or slower, such as a cache that fills, is thus learned from each of them, and widths
 /// are compared as if they had been measured at the same time.
 #[derive(Debug, Clone)]
 pub(super) struct Cost {
-    /// Nanoseconds that are 1 in all the rest.
+    /// Those that are 1 in all the rest.
     level: Fading,
     /// Squares of how far steps were from what was expected, as a part of that.
     scatter: Fading,
@@ -96,7 +95,7 @@ impl Cost {
         let level = values.iter().sum::<f64>() / expected.iter().sum::<f64>();
         self.level.learn(level, LEVEL_KEPT);
         if level <= 0.0 || values.len() < 2 {
-            return;
+            return self.remember(0, &[]);
         }
         let relative: Vec<f64> = values.iter().map(|value| value / level).collect();
         for (width, (relative, expected)) in relative.iter().zip(expected).enumerate() {
@@ -105,6 +104,13 @@ impl Cost {
             }
         }
         self.remember(0, &relative);
+    }
+
+    /// All widths take so many `times` what they took.
+    pub(super) fn scale(&mut self, times: f64) {
+        if let Some(level) = self.level.known() {
+            self.level.learn(level * times, LEVEL_KEPT);
+        }
     }
 
     /// What the widths from `first` on took in one step, compared with the level.

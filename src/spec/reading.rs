@@ -3,16 +3,20 @@
 //! From one step to the next the bytes differ most, by what the tokens happen to want; and a step tells how many of them fewer
 //! tokens would have wanted. So widths are compared by bytes of the same steps, and the rest scatters less.
 
-use super::cost::Cost;
+use super::cost::{Cost, INTERRUPTED};
 use super::fading::Fading;
 
-/// So much stays of what was measured when one step more is.
+/// So much stays of what was measured when one step more is,
 const KEPT: f64 = 0.95;
+/// and of what a byte takes: that is the device's, whatever is verified.
+const PRICE_KEPT: f64 = 0.98;
+/// What steps of a width usually take is known as long as so much stays of the last one.
+const RECENT: f64 = 0.5;
 /// Before it was measured: what one token more reads, as a part of what none reads. Tokens share some experts.
 const RISE: f64 = 1.0;
 /// That bytes take no time is believed as if so many steps had told it,
 const PRIOR: f64 = 0.5;
-/// whose bytes differ by this part of them.
+/// whose bytes differ by this part of what is usual.
 const VARIED: f64 = 0.1;
 /// At least this part of a step is no reading.
 const LEAST: f64 = 0.1;
@@ -23,11 +27,12 @@ pub(super) struct StepCost {
     /// What is not for the bytes.
     rest: Cost,
     bytes: Cost,
-    /// Of the steps of each width: bytes and nanoseconds.
-    means: Vec<[Fading; 2]>,
-    /// Sums over the steps, of how far they are from those means: bytes times bytes, and times nanoseconds.
+    /// What is usual by width: bytes and nanoseconds.
+    usual: Vec<[Fading; 2]>,
+    /// The sum over steps of the squares of how far their bytes are from what is usual, as a part of it,
     varied: f64,
-    together: f64,
+    /// and the sum of these squares times nanoseconds per byte more.
+    priced: f64,
 }
 
 impl StepCost {
@@ -36,9 +41,9 @@ impl StepCost {
         Self {
             rest: Cost::new(widest, rise),
             bytes: Cost::new(widest, RISE),
-            means: vec![<[Fading; 2]>::default(); widest + 1],
+            usual: vec![<[Fading; 2]>::default(); widest + 1],
             varied: 0.0,
-            together: 0.0,
+            priced: 0.0,
         }
     }
 
@@ -46,13 +51,16 @@ impl StepCost {
     /// `None` where that is not known.
     pub(super) fn learn(&mut self, width: usize, ns: f64, reads: Option<&[u64]>) {
         let Some(reads) = reads.filter(|reads| reads.len() == width + 1) else {
-            let usual = self.reading(width);
-            return self.rest.learn(width, (ns - usual).max(LEAST * ns));
+            // reading and the rest are faster or slower alike
+            let rest = self.rest.of(width).unwrap_or(1.0).max(1.0);
+            let part = rest / (rest + self.reading(width));
+            self.bytes.scale(part * ns / rest);
+            return self.rest.learn(width, part * ns);
         };
         let reads: Vec<f64> = reads.iter().map(|bytes| *bytes as f64).collect();
         self.learn_price(width, reads[width], ns);
         self.bytes.learn_up_to(&reads);
-        self.rest.learn(width, (ns - self.price(reads[width]) * reads[width]).max(LEAST * ns));
+        self.rest.learn(width, (ns - self.price() * reads[width]).max(LEAST * ns));
     }
 
     /// What a step of this width takes. `None` before any was measured.
@@ -74,26 +82,37 @@ impl StepCost {
 
     /// What reading takes in a step of this width.
     fn reading(&self, width: usize) -> f64 {
-        let bytes = self.bytes.of(width).unwrap_or(0.0);
-        self.price(bytes) * bytes
+        self.price() * self.bytes.of(width).unwrap_or(0.0)
     }
 
-    /// Nanoseconds per byte where steps read about so many: the least squares' slope, drawn towards none.
-    fn price(&self, bytes: f64) -> f64 {
-        let prior = PRIOR * (VARIED * bytes).powi(2);
-        if self.together > 0.0 { self.together / (self.varied + prior) } else { 0.0 }
+    /// Nanoseconds per byte: the least squares' slope, drawn towards none.
+    fn price(&self) -> f64 {
+        self.priced / (self.varied + PRIOR * VARIED * VARIED)
     }
 
     fn learn_price(&mut self, width: usize, bytes: f64, ns: f64) {
-        let [of_bytes, of_ns] = &mut self.means[width];
-        self.varied *= KEPT;
-        self.together *= KEPT;
-        if let (Some(usual_bytes), Some(usual_ns)) = (of_bytes.known(), of_ns.known()) {
-            self.varied += (bytes - usual_bytes).powi(2);
-            self.together += (bytes - usual_bytes) * (ns - usual_ns);
+        let [of_bytes, of_ns] = &self.usual[width];
+        let ns = of_ns.known().map_or(ns, |usual_ns| ns.min(INTERRUPTED * usual_ns));
+        let recent = of_bytes.seen() >= RECENT;
+        if let (true, Some(usual_bytes), Some(usual_ns)) = (recent, of_bytes.known(), of_ns.known())
+            && usual_bytes > 0.0
+            && bytes != usual_bytes
+        {
+            let squared = (bytes / usual_bytes - 1.0).powi(2);
+            // bytes take no less than no time and no more than all of it, whatever has held up this one step
+            let slope = ((ns - usual_ns) / (bytes - usual_bytes)).clamp(0.0, usual_ns / usual_bytes);
+            self.varied = PRICE_KEPT * self.varied + squared;
+            self.priced = PRICE_KEPT * self.priced + squared * slope;
         }
-        of_bytes.learn(bytes, KEPT);
-        of_ns.learn(ns, KEPT);
+        for (of, [of_bytes, of_ns]) in self.usual.iter_mut().enumerate() {
+            if of == width {
+                of_bytes.learn(bytes, KEPT);
+                of_ns.learn(ns, KEPT);
+            } else {
+                of_bytes.fade(KEPT);
+                of_ns.fade(KEPT);
+            }
+        }
     }
 }
 
@@ -117,7 +136,7 @@ mod tests {
             let (ns, reads) = step(&mut rng, width);
             cost.learn(width, ns, Some(&reads));
         }
-        let price = cost.price(1e3);
+        let price = cost.price();
         assert!((price - 2.0).abs() < 0.2, "{price}");
         // by far nearer than the bytes are to each other
         let more = cost.of(1).zip(cost.of(0)).map_or(0.0, |(one, none)| one / none);
@@ -135,6 +154,53 @@ mod tests {
         }
         let less = cost.reading(0) / cost.reading(1);
         assert!((less - 1.0 / 2.2).abs() < 0.05, "{less}");
+    }
+
+    #[test]
+    fn a_device_that_hangs_once_or_becomes_slower_misleads_for_some_steps_only() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut cost = StepCost::new(1, 0.1);
+        let mut run = |cost: &mut StepCost, slower: f64| {
+            for i in 0..60 {
+                let (ns, reads) = step(&mut rng, i % 2);
+                cost.learn(i % 2, ns * slower, Some(&reads));
+            }
+            cost.of(1).zip(cost.of(0)).map_or(0.0, |(one, none)| one / none)
+        };
+        let before = run(&mut cost, 1.0);
+        for hangs in [[1e7, 2e3], [1e7, 1e1]] {
+            cost.learn(0, hangs[0], Some(&[hangs[1] as u64]));
+            let after = run(&mut cost, 1.0);
+            assert!((after / before - 1.0).abs() < 0.1, "{before} {after}");
+        }
+        let slower = run(&mut cost, 3.0);
+        assert!((slower / before - 1.0).abs() < 0.1, "{before} {slower}");
+    }
+
+    #[test]
+    fn what_was_read_is_not_believed_for_long_when_it_is_told_no_more() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut cost = StepCost::new(1, 0.1);
+        for i in 0..60 {
+            let (ns, reads) = step(&mut rng, i % 2);
+            cost.learn(i % 2, ns, Some(&reads));
+        }
+        let before = cost.of(0).unwrap_or(0.0);
+        (0..12).for_each(|_| cost.learn(0, 0.2 * before, None));
+        let after = cost.of(0).unwrap_or(0.0);
+        assert!((after / before - 0.2).abs() < 0.03, "{before} {after}");
+    }
+
+    #[test]
+    fn all_widths_pay_the_same_for_a_byte() {
+        let mut cost = StepCost::new(7, 0.1);
+        for i in 0..40 {
+            let bytes = 1000 + i % 3 * 10;
+            cost.learn(0, 2.0 * bytes as f64 + 100.0, Some(&[bytes]));
+        }
+        let bytes = |width: usize| cost.bytes.of(width).unwrap_or(0.0);
+        assert!((cost.reading(7) / cost.reading(0) / (bytes(7) / bytes(0)) - 1.0).abs() < 1e-9);
+        assert!(cost.price() > 0.2, "{}", cost.price());
     }
 
     #[test]

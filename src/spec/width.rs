@@ -24,8 +24,8 @@ use super::acceptance::{Acceptance, Position};
 use super::cost::Cost;
 use super::reading::StepCost;
 
-/// Before it was measured: what one token more takes, as a part of a step without drafts. A verified token needs experts
-/// of its own, and shares the rest.
+/// Before it was measured: what one token more takes, reading apart, as a part of a step without drafts. A verified token needs
+/// experts of its own, and shares the rest.
 const RISE: f64 = 0.6;
 /// Likewise when one token more is drafted.
 const RISE_OF_DRAFTS: f64 = 0.5;
@@ -40,8 +40,9 @@ const SURE: f64 = 0.35;
 /// What is expected to be lost where a difference is in doubt: the mean of the negative part of a normal variable, by a logistic
 /// curve of this width.
 const LOGISTIC: f64 = 0.55;
-/// So many steps without drafts are measured before there are any, after the first one, which finds nothing cached.
-const PLAIN_STEPS: f64 = 12.0;
+/// So many steps without drafts are remembered before there are any, after the first one, which finds nothing cached: some ten, as
+/// what was measured fades.
+const PLAIN_STEPS: f64 = 8.0;
 /// What a step without drafts takes is what all else is compared with: it is measured so many times as often as the rest.
 const OFTEN: f64 = 3.0;
 /// So much stays of what drafts were worth when one more is made.
@@ -190,7 +191,7 @@ impl Widths {
         // what its tokens would take without those beside
         let part = tokens as f64 / (tokens + step.more) as f64;
         if !std::mem::take(&mut self.first) {
-            self.cost.learn(width, part * step.step_ns as f64, reads);
+            self.cost.learn(width, part * step.step_ns as f64, reads.filter(|_| step.more == 0));
         }
         self.begins &= self.cost.seen(0) < PLAIN_STEPS;
         if drafted > 0 {
