@@ -40,9 +40,9 @@ const SURE: f64 = 0.35;
 /// What is expected to be lost where a difference is in doubt: the mean of the negative part of a normal variable, by a logistic
 /// curve of this width.
 const LOGISTIC: f64 = 0.55;
-/// So many steps without drafts are remembered before there are any, after the first one, which finds nothing cached: some ten, as
+/// So many steps without drafts are remembered before there are any, after the first one, which finds nothing cached: it takes 18, as
 /// what was measured fades.
-const PLAIN_STEPS: f64 = 8.0;
+const PLAIN_STEPS: f64 = 12.0;
 /// What a step without drafts takes is what all else is compared with: it is measured so many times as often as the rest.
 const OFTEN: f64 = 3.0;
 /// So much stays of what drafts were worth when one more is made.
