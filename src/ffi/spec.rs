@@ -176,6 +176,7 @@ pub unsafe extern "C" fn les_spec_draft(spec: *mut LesSpec, n: *mut u32) -> LesS
         if n.is_null() {
             return Err(LES_ERR_NULL);
         }
+        open.reads = open.model.as_ref().map_or_else(PassReads::default, |model| model.pass_reads());
         // SAFETY: the caller vouches for `n`.
         ok(unsafe { put(n, open.widths.draft() as u32) })
     })
@@ -282,9 +283,7 @@ pub unsafe extern "C" fn les_spec_done(spec: *mut LesSpec, step: *const LesSpecS
         let step = unsafe { sized(step, NO_STEP) }?;
         let mut reads = None;
         if let Some(model) = &open.model {
-            let now = model.pass_reads();
-            reads = now.since(&open.reads, 1 + step.verified as usize);
-            open.reads = now;
+            reads = model.pass_reads().since(&open.reads, 1 + step.verified as usize);
             if step.verified > 0 {
                 model.judged(1 + step.stood.min(step.verified) as usize);
             }

@@ -90,6 +90,10 @@ pub struct OfWidth {
     pub ns: u64,
     /// Of these steps, those that were tries.
     pub tries: u64,
+    /// Of these steps, those of which it is known what they have read: where each was a pass of its own.
+    pub reads_known: u64,
+    /// Bytes that those have read.
+    pub bytes_read: u64,
 }
 
 impl OfWidth {
@@ -98,6 +102,8 @@ impl OfWidth {
         self.tokens += other.tokens;
         self.ns = self.ns.saturating_add(other.ns);
         self.tries += other.tries;
+        self.reads_known += other.reads_known;
+        self.bytes_read += other.bytes_read;
     }
 }
 
@@ -190,8 +196,9 @@ impl Widths {
         let tokens = 1 + stood;
         // what its tokens would take without those beside
         let part = tokens as f64 / (tokens + step.more) as f64;
+        let reads = reads.filter(|_| step.more == 0);
         if !std::mem::take(&mut self.first) {
-            self.cost.learn(width, part * step.step_ns as f64, reads.filter(|_| step.more == 0));
+            self.cost.learn(width, part * step.step_ns as f64, reads);
         }
         self.begins &= self.cost.seen(0) < PLAIN_STEPS;
         if drafted > 0 {
@@ -209,6 +216,8 @@ impl Widths {
         run.tokens += tokens;
         run.ns = run.ns.saturating_add(step.step_ns);
         run.tries += u64::from(std::mem::take(&mut self.trying));
+        run.reads_known += u64::from(reads.is_some());
+        run.bytes_read += reads.and_then(<[u64]>::last).unwrap_or(&0);
     }
 
     /// The steps of the run, by width.

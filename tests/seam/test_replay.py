@@ -50,6 +50,12 @@ class Replay(unittest.TestCase):
         self.assertGreater(self.counted["positions"][0]["verified"], 0)
         self.assertEqual(self.counted["positions"][0]["stood"], 0)
 
+    def test_more_tokens_read_more(self):
+        self.rounds("0")
+        read = [(width["reads_known"], width["bytes_read"]) for width in self.counted["widths"]]
+        self.assertGreater(min(read[0][0], read[7][0]), 0)
+        self.assertGreater(read[7][1] / read[7][0], 2 * read[0][1] / read[0][0])
+
 
 if __name__ == "__main__":
     unittest.main()

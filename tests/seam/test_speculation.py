@@ -54,6 +54,9 @@ class Rule(unittest.TestCase):
             stood = [s for w, s in passes if w == width]
             if (counted["steps"], counted["tokens"]) != (len(stood), len(stood) + sum(stood)):
                 return f"width {width}: {counted} instead of {len(stood)} steps, {len(stood) + sum(stood)} tokens"
+        unknown = n - sum(width["reads_known"] for width in told["widths"])
+        if unknown > 0:
+            return f"of {unknown} steps it is not known what they have read"
         for place, counted in enumerate(told["positions"]):
             verified = [s > place for w, s in passes if w > place and s >= place]
             if (counted["verified"], counted["stood"]) != (len(verified), sum(verified)):
