@@ -95,14 +95,14 @@ impl Core {
     /// An operation of so many rows begins, of a verification or not.
     pub(super) fn begin_verifying(&mut self, rows: usize, verifying: bool) {
         self.drafts.verifying = verifying;
-        if self.drafts.reads.pass != self.pass {
-            self.drafts.reads.pass = self.pass;
+        if self.drafts.reads.pass != self.progress.pass {
+            self.drafts.reads.pass = self.progress.pass;
             self.drafts.reads.rows = if verifying || rows == 1 { rows } else { 0 };
         }
-        if verifying && self.drafts.pass != Some(self.pass) {
+        if verifying && self.drafts.pass != Some(self.progress.pass) {
             // another one has come before the verdict
             self.judge(usize::MAX);
-            self.drafts.pass = Some(self.pass);
+            self.drafts.pass = Some(self.progress.pass);
             self.stats.verifications += 1;
         }
     }

@@ -107,7 +107,7 @@ impl Ahead {
 impl Core {
     /// Whether `tensor` is computed with here, as far as the first pass has shown.
     pub(super) fn uses(&self, tensor: usize) -> bool {
-        self.pass < 2 || self.ahead.used[tensor]
+        self.progress.pass < 2 || self.ahead.used[tensor]
     }
 
     /// Gives back the pins of guesses, but for those to `keep`. Answers whether there were any.

@@ -351,7 +351,7 @@ impl Streamer {
         pickers: &Pickers,
     ) -> Result<Option<AtFirst>, Arc<Error>> {
         let LayerRequest { tensors, rows, certain, .. } = *request;
-        let before = (core.pass, core.lead);
+        let before = core.progress;
         core.begin(tensors[0], tensors[0], rows, pickers.verify());
         let mut counts = vec![[0; 2]; tensors.len()];
         let mut pinned = Vec::new();
@@ -365,7 +365,7 @@ impl Streamer {
             for (part, block) in firsts.iter().map(|first| first + expert).enumerate() {
                 match core.store.state(block) {
                     // an error is for the pass that asked for the read; a later one tries again
-                    State::Failed if core.asked[block as usize] == core.pass => {
+                    State::Failed if core.asked[block as usize] == core.progress.pass => {
                         pinned.into_iter().for_each(|block| core.store.unpin(block));
                         return Err(self.failure(core, block));
                     }
@@ -390,11 +390,11 @@ impl Streamer {
         }
         counts[0] = lead;
         core.ahead.crowded = false;
-        core.give_up_past(before.1, tensors[0], experts);
+        core.give_up_past(before.lead, tensors[0], experts);
         for (block, draft) in absent {
             if !self.reserve_at_any_cost(core, block, draft) {
                 pinned.into_iter().for_each(|block| core.store.unpin(block));
-                (core.pass, core.lead) = before;
+                core.progress = before;
                 return Ok(None);
             }
             core.store.pin(block);

@@ -85,10 +85,7 @@ struct Core {
     in_flight: usize,
     /// Reads that have ended, well or not.
     completions: u64,
-    /// Counts the passes over the model.
-    pass: u32,
-    /// The first tensor of the layer that is computed: a layer that does not come after it begins a pass.
-    lead: usize,
+    progress: Progress,
     ahead: Ahead,
     drafts: Drafts,
     /// Per block: the pass that asked for its last read.
@@ -103,15 +100,36 @@ struct Core {
     done: Vec<Completion>,
 }
 
+/// Where in the model the computation is.
+#[derive(Clone, Copy)]
+struct Progress {
+    /// Counts the passes over the model.
+    pass: u32,
+    /// The first tensor of the layer that is computed: a layer that does not come after it begins a pass.
+    lead: usize,
+    /// The tensors of this layer that were used, a bit each from the first: one that is used again begins a pass, too.
+    used: u64,
+}
+
+impl Progress {
+    /// An operation on `tensor`, whose layer's first one is `lead`, begins; tensors of one layer come in any order. Answers whether
+    /// it is the first one of its layer.
+    fn step(&mut self, tensor: usize, lead: usize) -> bool {
+        let bit = 1u64.checked_shl((tensor - lead) as u32).unwrap_or(0);
+        let again = lead == self.lead && self.used & bit != 0;
+        let begins = again || lead != self.lead;
+        self.pass = self.pass.wrapping_add(u32::from(lead < self.lead || again));
+        self.used = if begins { bit } else { self.used | bit };
+        self.lead = lead;
+        begins
+    }
+}
+
 impl Core {
     /// An operation on `tensor`, whose layer's first one is `lead`, begins; some of its rows are drafts if it is `verifying`.
     fn begin(&mut self, tensor: usize, lead: usize, rows: usize, verifying: bool) {
-        // tensors of one layer come in any order
-        let again = tensor == lead && lead == self.lead;
-        self.pass = self.pass.wrapping_add(u32::from(lead < self.lead || again));
-        self.lead = lead;
-        if tensor == lead {
-            self.store.layer_begins(self.pass);
+        if self.progress.step(tensor, lead) {
+            self.store.layer_begins(self.progress.pass);
         }
         self.begin_verifying(rows, verifying);
         self.ahead.use_tensor(tensor);
@@ -148,8 +166,7 @@ impl Streamer {
             queue: VecDeque::new(),
             in_flight: 0,
             completions: 0,
-            pass: 0,
-            lead: usize::MAX,
+            progress: Progress { pass: 0, lead: usize::MAX, used: 0 },
             ahead: Ahead::new(n_blocks, n),
             drafts: Drafts::default(),
             errors: HashMap::new(),
@@ -356,7 +373,7 @@ impl Streamer {
     fn take_slot(&self, core: &mut Core, block: BlockId, ask: Ask) -> Acquired {
         let answer = core.store.acquire_as(block, ask);
         if answer == Acquired::Reserved {
-            core.asked[block as usize] = core.pass;
+            core.asked[block as usize] = core.progress.pass;
             self.arena.touched(core.store.take_fresh_bytes());
             let (t, range) = self.extent_of(core, block);
             core.stats.read(t, range.len, ask.guess);

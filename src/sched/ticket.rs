@@ -100,7 +100,7 @@ impl Ticket {
         }
         guard = streamer.poll(guard);
         let core = &mut *guard;
-        let passed = core.lead;
+        let passed = core.progress.lead;
         core.begin(request.tensor, lead, request.rows, pickers.verify());
         let ticket = Self {
             first_block: core.store.plan().first_block[request.tensor],
@@ -150,7 +150,7 @@ impl Ticket {
                     continue;
                 }
                 // an error is for the pass that asked for the read; a later one tries again
-                State::Failed if core.asked[block as usize] != core.pass => {
+                State::Failed if core.asked[block as usize] != core.progress.pass => {
                     self.streamer.failure(core, block);
                     walk.unplaced.push(block);
                     continue;

@@ -114,6 +114,23 @@ fn what_a_pass_reads_is_told_by_the_rows_that_want_it() {
 }
 
 #[test]
+fn a_verification_is_one_pass_in_whatever_order_a_layer_uses_its_matrices() {
+    for order in [[0, 1, 2], [1, 0, 2], [2, 1, 0]] {
+        let (s, shared) = streamer(Setup { spare_slots: 36, ..Default::default() });
+        for n in 1..4 {
+            let before = s.pass_reads();
+            for tensor in [0, 3].into_iter().flat_map(|lead| order.map(|part| lead + part)) {
+                let request = Request { tensor, ids: &[0, 1, 1, 2], rows: 2, certain: 1, walkers: 1 };
+                walk(&s, &shared, &Ticket::open(s.clone(), request).unwrap()).unwrap();
+            }
+            assert!(s.pass_reads().since(&before, 2).is_some(), "{order:?}, {n}");
+            s.judged(1);
+            assert_eq!(drafts(&s)[0], n, "{order:?}");
+        }
+    }
+}
+
+#[test]
 fn what_was_guessed_rightly_is_read_by_who_wants_it() {
     let (s, shared) = streamer(Setup { spare_slots: 36, ..Default::default() });
     // a matrix that was never used is not guessed

@@ -126,7 +126,7 @@ mod sequential {
     /// The pass and the layer that the streamer is at.
     fn at(s: &Streamer) -> (u32, usize) {
         let core = s.core.lock();
-        (core.pass, core.lead)
+        (core.progress.pass, core.progress.lead)
     }
 
     #[test]
