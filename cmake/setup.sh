@@ -206,8 +206,9 @@ les_bring_patched() {
     sh "$LES_ROOT/cmake/apply-patch.sh" "$les_patched" >&2 || exit 1
 }
 
-# Prints what the C++ compiler is told so that llama.cpp runs here. GCC up to 11.4, 12.3 and 13.2 drops most of the tile configuration
-# that a program gives to AMX (its bug 114098), and llama.cpp ends with an illegal instruction where the processor has AMX.
+# Prints what the C++ compiler is told so that llama.cpp runs here. GCC 12.2 drops most of the tile configuration that a program
+# gives to AMX, and llama.cpp ends with an illegal instruction where the processor has AMX. Said to be its bug 114098, mended in these
+# versions.
 les_cxx_flags() {
     "${CXX:-c++}" --version 2>/dev/null | grep -q 'Free Software Foundation' || return 0
     case $("${CXX:-c++}" -dumpmachine) in x86_64*) ;; *) return 0 ;; esac

@@ -93,7 +93,7 @@ pub(super) struct Drafts {
 
 impl Core {
     /// An operation of so many rows begins, of a verification or not.
-    pub(super) fn begin_verifying(&mut self, rows: usize, verifying: bool) {
+    pub(super) fn begin_operation(&mut self, rows: usize, verifying: bool) {
         self.drafts.verifying = verifying;
         if self.drafts.reads.pass != self.progress.pass {
             self.drafts.reads.pass = self.progress.pass;

@@ -131,7 +131,7 @@ impl Core {
         if self.progress.step(tensor, lead) {
             self.store.layer_begins(self.progress.pass);
         }
-        self.begin_verifying(rows, verifying);
+        self.begin_operation(rows, verifying);
         self.ahead.use_tensor(tensor);
     }
 }

@@ -81,9 +81,7 @@ impl Cost {
         let expected = self.relative(width);
         let level = self.level.known().unwrap_or(ns / expected).max(1.0);
         let relative = (ns / level).min(INTERRUPTED * expected);
-        if self.seen(width) >= 1.0 {
-            self.scatter.learn((relative / expected - 1.0).powi(2), KEPT);
-        }
+        self.scatters(width, relative / expected);
         self.level.learn(level * relative / expected, LEVEL_KEPT);
         self.remember(width, &[relative]);
     }
@@ -99,11 +97,16 @@ impl Cost {
         }
         let relative: Vec<f64> = values.iter().map(|value| value / level).collect();
         for (width, (relative, expected)) in relative.iter().zip(expected).enumerate() {
-            if self.seen(width) >= 1.0 {
-                self.scatter.learn((relative / expected - 1.0).powi(2), KEPT);
-            }
+            self.scatters(width, relative / expected);
         }
         self.remember(0, &relative);
+    }
+
+    /// A step of this width took so many `times` what was expected.
+    fn scatters(&mut self, width: usize, times: f64) {
+        if self.seen(width) >= 1.0 {
+            self.scatter.learn((times - 1.0).powi(2), KEPT);
+        }
     }
 
     /// All widths take so many `times` what they took.

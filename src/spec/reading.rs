@@ -120,22 +120,26 @@ impl StepCost {
 mod tests {
     use super::*;
 
-    /// Reads of two rows, and what they take: 50 ns, 30 ns more for the second row, and 2 ns per byte.
+    /// What a step reads and takes: 5 us, 3 us more for a second row, and 2 ns per byte.
     fn step(rng: &mut fastrand::Rng, width: usize) -> (f64, Vec<u64>) {
         let all = 0.5 + rng.f64();
         let reads: Vec<u64> = [1e3 * all, 2.2e3 * all][..=width].iter().map(|bytes| *bytes as u64).collect();
         (5e3 + 3e3 * width as f64 + 2.0 * reads[width] as f64, reads)
     }
 
+    /// Learns from so many steps, of one row and of two in turn, which take so many times as long.
+    fn learn_some(cost: &mut StepCost, rng: &mut fastrand::Rng, steps: usize, times: f64) {
+        for i in 0..steps {
+            let (ns, reads) = step(rng, i % 2);
+            cost.learn(i % 2, times * ns, Some(&reads));
+        }
+    }
+
     #[test]
     fn what_reading_takes_is_told_from_the_rest() {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut cost = StepCost::new(1, 0.1);
-        for i in 0..200 {
-            let width = i % 2;
-            let (ns, reads) = step(&mut rng, width);
-            cost.learn(width, ns, Some(&reads));
-        }
+        learn_some(&mut cost, &mut rng, 200, 1.0);
         let price = cost.price();
         assert!((price - 2.0).abs() < 0.2, "{price}");
         // by far nearer than the bytes are to each other
@@ -161,10 +165,7 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut cost = StepCost::new(1, 0.1);
         let mut run = |cost: &mut StepCost, slower: f64| {
-            for i in 0..60 {
-                let (ns, reads) = step(&mut rng, i % 2);
-                cost.learn(i % 2, ns * slower, Some(&reads));
-            }
+            learn_some(cost, &mut rng, 60, slower);
             cost.of(1).zip(cost.of(0)).map_or(0.0, |(one, none)| one / none)
         };
         let before = run(&mut cost, 1.0);
@@ -181,10 +182,7 @@ mod tests {
     fn what_was_read_is_not_believed_for_long_when_it_is_told_no_more() {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut cost = StepCost::new(1, 0.1);
-        for i in 0..60 {
-            let (ns, reads) = step(&mut rng, i % 2);
-            cost.learn(i % 2, ns, Some(&reads));
-        }
+        learn_some(&mut cost, &mut rng, 60, 1.0);
         let before = cost.of(0).unwrap_or(0.0);
         (0..12).for_each(|_| cost.learn(0, 0.2 * before, None));
         let after = cost.of(0).unwrap_or(0.0);

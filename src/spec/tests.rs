@@ -144,8 +144,12 @@ impl Streamed {
                 let more =
                     |width: usize| self.bytes(width) - width.checked_sub(1).map_or(0.0, |before| self.bytes(before));
                 let reads = (0..=N_MAX).map(|width| all * differs(0.2) * more(width));
-                let reads: Vec<f64> =
-                    reads.scan(0.0, |sum, more| Some(std::mem::replace(sum, *sum + more) + more)).collect();
+                let reads: Vec<f64> = reads
+                    .scan(0.0, |sum, more| {
+                        *sum += more;
+                        Some(*sum)
+                    })
+                    .collect();
                 let drafted = widths.draft();
                 let verified = widths.verify(&vec![None; drafted]);
                 let stood = (0..verified).take_while(|_| rng.f64() < acceptance).count();

@@ -451,7 +451,7 @@ mod tests {
                 for b in 0..s.plan().n_blocks {
                     in_rings[s.class_of(b)] += u32::from(s.scratch.has(b));
                     if matches!(s.state(b), State::Ready | State::Loading) {
-                        let size = s.plan().classes[usize::from(s.plan.class_of[b as usize])].slot_bytes;
+                        let size = s.slot_bytes(b);
                         let at = s.slot_offset(b);
                         prop_assert!(at + size <= budget);
                         prop_assert!(seen.insert(at), "slot at {at} has two blocks");
