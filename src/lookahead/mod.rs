@@ -11,6 +11,7 @@ mod calibration;
 mod forecast;
 mod keep;
 mod predict;
+mod products;
 pub mod profile;
 mod put_off;
 mod router;

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use half::{bf16, f16};
 
+use super::products::products;
 use crate::error::{Error, Result, within};
 use crate::index::{Gating, Index, Place, RouterPlaces, Rule};
 
@@ -20,6 +21,8 @@ const BF16: u32 = 30;
 /// Element `i` is about `scale * values[i]`.
 #[derive(Debug, Default)]
 pub struct Input {
+    /// Before they are quantized.
+    scaled: Vec<f32>,
     values: Vec<i16>,
     scale: f32,
 }
@@ -27,13 +30,25 @@ pub struct Input {
 impl Input {
     /// Quantizes `x`, times `factor` element by element where there is one.
     pub fn set(&mut self, x: &[f32], factor: &[f32]) {
-        let scaled = |i: usize, v: f32| v * factor.get(i).copied().unwrap_or(1.0);
-        let largest = x.iter().enumerate().fold(0f32, |m, (i, &v)| m.max(scaled(i, v).abs()));
+        self.scaled.clear();
+        self.scaled.extend_from_slice(x);
+        pulp::Arch::new().dispatch(|| self.quantize(factor));
+    }
+
+    #[inline(always)]
+    fn quantize(&mut self, factor: &[f32]) {
+        self.scaled.iter_mut().zip(factor).for_each(|(v, f)| *v *= f);
+        // eight at once: of one after the other the processor would wait for each
+        let (eights, rest) = self.scaled.as_chunks::<8>();
+        let larger = |m: f32, v: f32| if v > m { v } else { m };
+        let mut most = [0f32; 8];
+        eights.iter().for_each(|eight| most.iter_mut().zip(eight).for_each(|(m, v)| *m = larger(*m, v.abs())));
+        let largest = most.into_iter().chain(rest.iter().map(|v| v.abs())).fold(0.0, larger);
         // a sum of products with 8-bit weights stays below 2^31
-        let steps = (i32::MAX / 128 / x.len().max(1) as i32).min(2047) as f32;
+        let steps = (i32::MAX / 128 / self.scaled.len().max(1) as i32).min(2047) as f32;
         let inverse = if largest > 0.0 { steps / largest } else { 0.0 };
         self.values.clear();
-        self.values.extend(x.iter().enumerate().map(|(i, &v)| (scaled(i, v) * inverse) as i16));
+        self.values.extend(self.scaled.iter().map(|v| (v * inverse) as i16));
         self.scale = largest / steps;
     }
 }
@@ -96,7 +111,7 @@ impl Router {
     pub fn scores(&self, x: &Input, out: &mut Vec<f32>) {
         out.clear();
         out.resize(self.n_expert(), 0.0);
-        pulp::Arch::new().dispatch(|| multiply(&self.weights, &x.values, out));
+        products(&self.weights, &x.values, out);
         for (e, score) in out.iter_mut().enumerate() {
             *score = *score * self.scales[e] * x.scale + self.bias.get(e).copied().unwrap_or(0.0);
         }
@@ -165,14 +180,6 @@ impl Router {
         for &(_, group) in sums.iter().skip(self.rule.groups_used as usize) {
             scores[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
         }
-    }
-}
-
-/// One product per output: a row of `weights` with `x`.
-#[inline(always)]
-fn multiply(weights: &[i8], x: &[i16], out: &mut [f32]) {
-    for (row, out) in weights.chunks_exact(x.len().max(1)).zip(out) {
-        *out = row.iter().zip(x).map(|(&w, &v)| i32::from(w) * i32::from(v)).sum::<i32>() as f32;
     }
 }
 

@@ -23,15 +23,20 @@ pub struct Valued {
     began: u64,
 }
 
+/// So many are known of each group: several go between two times that values are learned.
+const KNOWN: usize = 8;
+
 /// The blocks of one tensor that are of one class.
 struct Group {
     tensor: usize,
-    /// The block to go first, pinned or not; looked for again when it may be another one.
-    least: Option<Rank>,
+    /// The resident blocks that go first, in order, pinned or not; as many of them as are known, and one at least where there is one.
+    first: [Rank; KNOWN],
+    known: usize,
+    /// They may be others, and are to be looked for again.
     stale: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Rank {
     value: f32,
     used: u64,
@@ -41,6 +46,39 @@ struct Rank {
 impl Rank {
     fn goes_before(&self, other: &Self) -> bool {
         self.value < other.value || (self.value == other.value && self.used < other.used)
+    }
+}
+
+impl Group {
+    fn first(&self) -> &[Rank] {
+        &self.first[..self.known]
+    }
+
+    /// A resident block has this rank. It is not among the known ones.
+    fn add(&mut self, rank: Rank) {
+        let at = self.first().partition_point(|known| known.goes_before(&rank));
+        if at < KNOWN {
+            self.known = KNOWN.min(self.known + 1);
+            self.first[at..self.known].rotate_right(1);
+            self.first[at] = rank;
+        }
+    }
+
+    /// As [`Group::add`], where others may be resident that are not known: it cannot come after them.
+    fn add_to_some(&mut self, rank: Rank) {
+        match self.first().last() {
+            Some(last) if !rank.goes_before(last) => {}
+            _ => self.add(rank),
+        }
+    }
+
+    /// Answers whether it was known.
+    fn forget(&mut self, block: BlockId) -> bool {
+        let Some(at) = self.first().iter().position(|known| known.block == block) else { return false };
+        self.first[at..self.known].rotate_left(1);
+        self.known -= 1;
+        self.stale |= self.known == 0;
+        true
     }
 }
 
@@ -66,7 +104,7 @@ impl Valued {
                 let group = last.unwrap_or(groups.len() as u32);
                 if last.is_none() {
                     by_class[class].push(group);
-                    groups.push(Group { tensor, least: None, stale: false });
+                    groups.push(Group { tensor, first: [Rank::default(); KNOWN], known: 0, stale: false });
                 }
                 group_of.push(group);
             }
@@ -99,17 +137,20 @@ impl Valued {
         self.used[block as usize] = self.now;
     }
 
-    /// The block of the group that goes first among those that `may_go`.
-    fn first_to_go(&self, group: u32, may_go: impl Fn(BlockId) -> bool) -> Option<Rank> {
+    /// The resident blocks of the group.
+    fn ranks(&self, group: u32) -> impl Iterator<Item = Rank> {
         let (first, n) = self.tensors[self.groups[group as usize].tensor];
-        let mut best: Option<Rank> = None;
-        for block in (first..first + n).filter(|&block| self.group_of[block as usize] == group) {
-            let rank = self.rank(block);
-            if rank.value < f32::INFINITY && best.is_none_or(|b| rank.goes_before(&b)) && may_go(block) {
-                best = Some(rank);
-            }
-        }
-        best
+        (first..first + n)
+            .filter(move |&block| {
+                self.group_of[block as usize] == group && self.resident[block as usize] < f32::INFINITY
+            })
+            .map(|block| self.rank(block))
+    }
+
+    fn look_again(&mut self, group: u32) {
+        let mut found = Group { known: 0, stale: false, ..self.groups[group as usize] };
+        self.ranks(group).for_each(|rank| found.add(rank));
+        self.groups[group as usize] = found;
     }
 
     fn search(&mut self, class: usize, may_go: impl Fn(&Self, BlockId) -> bool) -> Option<BlockId> {
@@ -117,14 +158,15 @@ impl Valued {
         for i in 0..self.by_class.get(class)?.len() {
             let g = self.by_class[class][i];
             if self.groups[g as usize].stale {
-                self.groups[g as usize].least = self.first_to_go(g, |_| true);
-                self.groups[g as usize].stale = false;
+                self.look_again(g);
             }
-            let Some(least) = self.groups[g as usize].least else { continue };
-            if best.is_some_and(|b| !least.goes_before(&b)) {
+            let first = self.groups[g as usize].first();
+            if first.first().is_none_or(|least| best.is_some_and(|b| !least.goes_before(&b))) {
                 continue;
             }
-            let rank = if may_go(self, least.block) { Some(least) } else { self.first_to_go(g, |b| may_go(self, b)) };
+            let may_go = |rank: &Rank| may_go(self, rank.block);
+            let first_to_go = || self.ranks(g).filter(may_go).reduce(|a, b| if b.goes_before(&a) { b } else { a });
+            let rank = first.iter().copied().find(may_go).or_else(first_to_go);
             best = rank.filter(|r| best.is_none_or(|b| r.goes_before(&b))).or(best);
         }
         best.map(|b| b.block)
@@ -136,22 +178,21 @@ impl Policy for Valued {
         self.stamp(block);
         self.resident[block as usize] = self.values[block as usize];
         let rank = self.rank(block);
-        let group = self.group(block);
-        if group.least.is_none_or(|least| rank.goes_before(&least)) {
-            group.least = Some(rank);
-        }
+        self.group(block).add_to_some(rank);
     }
 
     fn used(&mut self, block: BlockId) {
         self.stamp(block);
+        let rank = self.rank(block);
         let group = self.group(block);
-        group.stale |= group.least.is_some_and(|least| least.block == block);
+        if group.forget(block) && group.known > 0 {
+            group.add_to_some(rank);
+        }
     }
 
     fn removed(&mut self, block: BlockId) {
         self.resident[block as usize] = f32::INFINITY;
-        let group = self.group(block);
-        group.stale |= group.least.is_some_and(|least| least.block == block);
+        self.group(block).forget(block);
     }
 
     fn victim(&mut self, class: usize, evictable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
@@ -258,24 +299,24 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            4 => (0..24u32).prop_map(Op::Insert),
-            3 => (0..24u32).prop_map(Op::Use),
-            1 => (0..24u32).prop_map(Op::Remove),
+            12 => (0..48u32).prop_map(Op::Insert),
+            3 => (0..48u32).prop_map(Op::Use),
+            1 => (0..48u32).prop_map(Op::Remove),
             4 => (0..2usize, any::<u64>()).prop_map(|(c, pins)| Op::Evict(c, pins)),
             1 => Just(Op::Begin),
-            2 => (0..4usize, proptest::collection::vec(0..5u8, 6)).prop_map(|(t, v)| Op::Value(t, v)),
+            1 => (0..2usize, proptest::collection::vec(0..9u8, 24)).prop_map(|(t, v)| Op::Value(t, v)),
         ]
     }
 
     proptest! {
-        /// Against a model that looks at every block.
+        /// Against a model that looks at every block. Groups have more blocks than are known of them.
         #[test]
         fn the_victim_is_the_one_that_a_full_search_finds(
-            ops in proptest::collection::vec(op(), 1..300),
-            blocks in proptest::collection::vec(any::<bool>(), 24),
+            ops in proptest::collection::vec(op(), 1..600),
+            blocks in proptest::collection::vec(any::<bool>(), 48),
         ) {
             let class_of = |block: u32| usize::from(blocks[block as usize]);
-            let mut policy = Valued::of(blocks.chunks(6).map(|t| t.iter().map(|&class| class.into())));
+            let mut policy = Valued::of(blocks.chunks(24).map(|t| t.iter().map(|&class| class.into())));
             let mut resident: HashMap<u32, ()> = HashMap::new();
             for op in ops {
                 match op {
