@@ -152,7 +152,7 @@ def main():
         against.bench(args)
         return
     if args.speculation:
-        speculation.bench(args)
+        speculation.bench(ap, args)
         return
     # name: cap in MiB, flags, whether the model is read into the page cache before
     cases = {f"streamed, cap {cap} MiB": (int(cap), ["--les", "on"], False) for cap in (args.caps or "3072,12288").split(",") if cap}
