@@ -26,7 +26,7 @@ class Replay(unittest.TestCase):
         stats = self.tmp / "stats.json"
         done = harness.run([self.exe, *self.base, *args], {**harness.les("min"), "LLAMA_ARG_LES_STATS": str(stats)})
         self.assertEqual(done.returncode, 0, done.shown)
-        rounds = speculation.rounds_of(done.stdout.splitlines())
+        rounds = speculation.rounds_of(done.stdout.splitlines(), len(speculation.WAYS))
         self.assertGreater(len(rounds), 0, done.shown)
         self.counted = harness.read_stats(stats)["speculation"]
         return rounds
