@@ -177,7 +177,7 @@ struct les_stats {
   // Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
   // verified.
   uint64_t evictions_for_drafts;
-  // Of these, evicted for what is kept instead, as tokens want it that stood. The others were evicted for tokens that were rejected.
+  // Of these, evicted for what is kept instead, as tokens want it that stood.
   uint64_t evictions_for_accepted;
 };
 

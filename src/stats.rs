@@ -124,7 +124,7 @@ pub struct Stats {
     /// Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
     /// verified.
     pub evictions_for_drafts: u64,
-    /// Of these, evicted for what is kept instead, as tokens want it that stood. The others were evicted for tokens that were rejected.
+    /// Of these, evicted for what is kept instead, as tokens want it that stood.
     pub evictions_for_accepted: u64,
     /// Reads that failed.
     pub read_errors: u64,

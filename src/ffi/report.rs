@@ -98,7 +98,7 @@ pub struct LesStats {
     /// Of the evictions, those of what was worth keeping, for what drafted tokens alone wanted or was guessed while they were
     /// verified.
     pub evictions_for_drafts: u64,
-    /// Of these, evicted for what is kept instead, as tokens want it that stood. The others were evicted for tokens that were rejected.
+    /// Of these, evicted for what is kept instead, as tokens want it that stood.
     pub evictions_for_accepted: u64,
 }
 

@@ -41,8 +41,6 @@ struct Block {
     slot: u32,
     /// It was read for drafts into a slot of what the policy would have kept.
     displaced: bool,
-    /// The policy gave it up for a ring, and it is still there.
-    given_up: bool,
 }
 
 /// How a block is asked for.
@@ -93,10 +91,8 @@ impl Store {
     pub fn new(plan: Plan, policy: Box<dyn Policy>) -> Self {
         // the last is taken first: slots fill from the start of the arena
         let free = plan.classes.iter().map(|c| (c.first_slot..c.first_slot + c.slots).rev().collect()).collect();
-        let blocks = vec![
-            Block { state: State::Absent, pins: 0, slot: NO_SLOT, displaced: false, given_up: false };
-            plan.n_blocks as usize
-        ];
+        let blocks =
+            vec![Block { state: State::Absent, pins: 0, slot: NO_SLOT, displaced: false }; plan.n_blocks as usize];
         let high_water = plan.classes.iter().map(|c| c.first_slot).collect();
         let scratch = Scratch::new(&plan);
         Self {
@@ -128,13 +124,12 @@ impl Store {
         self.evictions
     }
 
-    /// Of these, blocks that the policy would have kept, evicted because drafts wanted others: for the ring to grow, or after they were
-    /// given up for it.
+    /// Of these, blocks that the policy would have kept, evicted because drafts wanted others.
     pub fn evictions_for_drafts(&self) -> u64 {
         self.evictions_for_drafts
     }
 
-    /// Of these, evicted for what was [promoted](Store::promote), and is kept in their place.
+    /// Of these, evicted for what was [promoted](Store::promote), without a loss for the ring.
     pub fn evictions_for_accepted(&self) -> u64 {
         self.evictions_for_accepted
     }
@@ -193,16 +188,15 @@ impl Store {
         }
         let class = self.class_of(block);
         self.scratch.remove(block, class);
-        let b = &mut self.blocks[block as usize];
-        b.given_up = false;
-        self.evictions_for_accepted += u64::from(std::mem::take(&mut b.displaced));
+        let displaced = std::mem::take(&mut self.blocks[block as usize].displaced);
         let blocks = &self.blocks;
         if self.scratch.is_short(class)
             && let Some(other) = self.policy.idle_victim(class, &|b| may_go(blocks, b))
         {
             self.policy.removed(other);
             self.scratch.add_oldest(other, class);
-            self.blocks[other as usize].given_up = true;
+        } else {
+            self.evictions_for_accepted += u64::from(displaced);
         }
         self.policy.inserted(block, class);
     }
@@ -308,10 +302,10 @@ impl Store {
         let victim = self.victim(class, ask)?;
         let kept = self.let_go(victim, class);
         self.evictions += 1;
+        let displaced = kept && ask.draft;
+        self.evictions_for_drafts += u64::from(displaced);
         let v = &mut self.blocks[victim as usize];
         v.state = State::Absent;
-        let displaced = (std::mem::take(&mut v.given_up) || kept) && ask.draft;
-        self.evictions_for_drafts += u64::from(displaced);
         Some((std::mem::replace(&mut v.slot, NO_SLOT), displaced))
     }
 
