@@ -162,16 +162,14 @@ static std::vector<llama_token> recorded(const std::string & path) {
 }
 
 struct counters {
-    uint64_t bytes_read             = 0;
-    uint64_t evictions_for_drafts   = 0;
-    uint64_t evictions_for_accepted = 0;
+    uint64_t bytes_read           = 0;
+    uint64_t evictions_for_drafts = 0;
 
     counters() {
         les_stats s;
         if (ggml_les_stats(0, &s)) {
-            bytes_read             = s.decode.bytes_read + s.prompt.bytes_read;
-            evictions_for_drafts   = s.evictions_for_drafts;
-            evictions_for_accepted = s.evictions_for_accepted;
+            bytes_read           = s.decode.bytes_read + s.prompt.bytes_read;
+            evictions_for_drafts = s.evictions_for_drafts;
         }
     }
 };
@@ -238,10 +236,9 @@ struct way {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
         const counters after;
         printf("{\"width\": \"%s\", \"tokens\": %zu, \"expected\": %.6f, \"seconds\": %.6f, \"steps\": %d, \"verified\": %d, \"stood\": %d, "
-            "\"bytes_read\": %llu, \"evictions_for_drafts\": %llu, \"evictions_for_accepted\": %llu}\n",
+            "\"bytes_read\": %llu, \"evictions_for_drafts\": %llu}\n",
             name.c_str(), at - begin, expected, took.count(), steps, drafted, stood, (unsigned long long) (after.bytes_read - before.bytes_read),
-            (unsigned long long) (after.evictions_for_drafts - before.evictions_for_drafts),
-            (unsigned long long) (after.evictions_for_accepted - before.evictions_for_accepted));
+            (unsigned long long) (after.evictions_for_drafts - before.evictions_for_drafts));
         fflush(stdout);
     }
 };

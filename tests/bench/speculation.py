@@ -66,8 +66,7 @@ def compare(found, best, bytes_per_read):
         line[f"verified/step {way}"] = row["verified"] / row["steps"]
         line[f"MiB/token {way}"] = row["bytes_read"] / row["tokens"] / MIB
     row = found["adaptive"]
-    rejected = row["evictions_for_drafts"] - row["evictions_for_accepted"]
-    line["evicted for rejected, % of reads, adaptive"] = 100 * rejected * bytes_per_read / max(row["bytes_read"], 1)
+    line["evicted for drafts, % of reads, adaptive"] = 100 * row["evictions_for_drafts"] * bytes_per_read / max(row["bytes_read"], 1)
     return line
 
 

@@ -10,7 +10,7 @@ import speculation  # noqa: E402
 
 def turn(width, seconds, tokens=16, steps=8):
     return {"width": width, "tokens": tokens + 5, "expected": tokens, "seconds": seconds, "steps": steps, "verified": 2 * steps, "stood": tokens - steps,
-            "bytes_read": 16 * 2**20, "evictions_for_drafts": 3, "evictions_for_accepted": 1}
+            "bytes_read": 16 * 2**20, "evictions_for_drafts": 2}
 
 
 def rounds(*of_round):
@@ -33,7 +33,7 @@ class Rounds(unittest.TestCase):
         self.assertEqual([line["adaptive / off"] for line in lines], [4, 4, 4])
         self.assertEqual([line["adaptive / best fixed (3)"] for line in lines], [1, 1, 1.25])
         self.assertEqual(lines[0]["MiB/token off"], 16 / 21)
-        self.assertEqual(lines[0]["evicted for rejected, % of reads, adaptive"], 12.5)
+        self.assertEqual(lines[0]["evicted for drafts, % of reads, adaptive"], 12.5)
 
 
 if __name__ == "__main__":
