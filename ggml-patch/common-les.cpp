@@ -28,7 +28,7 @@ static const les_flag les_flags[] = {
     { "--les-io-depth", "io-depth", "N", "LLAMA_ARG_LES_IO_DEPTH",
       "how many reads are in flight at most (default: 16)" },
     { "--les-lookahead", "lookahead", "N", "LLAMA_ARG_LES_LOOKAHEAD",
-      "how many layers ahead experts are predicted and read, 0: none (default: 1)" },
+      "how many layers ahead experts are predicted and read, 0: none, auto: one, or two where one is too late (default: auto)" },
     { "--les-stats", "stats", "FILE", "LLAMA_ARG_LES_STATS",
       "write the counters of streaming to FILE as JSON when the model is freed" },
     { "--les-trace", "trace", "FILE", "LLAMA_ARG_LES_TRACE",

@@ -115,7 +115,7 @@ struct les_params {
   const char *io;
   // The most reads in flight, as a number; NULL or "0": the default.
   const char *io_depth;
-  // Layers to look ahead, as a number, 0: none; NULL or "auto": the default.
+  // Layers to look ahead, as a number, 0: none; NULL or "auto": one, or two where reads come late.
   const char *lookahead;
   // A file for the routing trace; NULL: none.
   const char *trace;

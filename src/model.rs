@@ -13,7 +13,7 @@ use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
 use crate::inputs::Recorder;
 use crate::io::{self, DEFAULT_DEPTH, FaultPlan, Files};
-use crate::lookahead::{self, Lookahead};
+use crate::lookahead::Lookahead;
 use crate::memory;
 use crate::options::Options;
 use crate::sched::{Due, FileGuard, Layer, LayerRequest, Request, Streamer, Ticket};
@@ -126,9 +126,8 @@ impl Model {
         }
         let policy = Box::new(Valued::new(&plan));
         let store = Store::new(plan, policy);
-        let ahead = options.lookahead.unwrap_or(lookahead::DEFAULT_DEPTH);
         let (trace, profile) = (options.trace.as_deref(), options.profile.as_deref());
-        let lookahead = Lookahead::new(&self.index, ahead, store.evicts(), trace, profile)?;
+        let lookahead = Lookahead::new(&self.index, options.lookahead, store.evicts(), trace, profile)?;
         let recorder = options.inputs.as_deref().map(|path| Recorder::create(path, &self.index)).transpose()?;
         let streamer = Streamer::new(self.index.clone(), store, self.files.clone(), arena, opened.engine);
         // what is known from the last time
@@ -222,6 +221,9 @@ impl Model {
         let Some(lookahead) = self.lookahead.get() else { return Duration::ZERO };
         let began = Instant::now();
         let mut lookahead = lookahead.lock();
+        if lookahead.begins(tensor) {
+            lookahead.waited(began, streamer.waits());
+        }
         let guesses = lookahead.predict(tensor, picks, rows, input);
         lookahead.told(streamer.guess(tensor, &guesses));
         // now that the device is busy

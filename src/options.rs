@@ -129,7 +129,7 @@ pub struct Options {
     pub io: EngineKind,
     /// The most reads in flight; 0: the default.
     pub io_depth: usize,
-    /// Layers to look ahead; `None`: the default.
+    /// Layers to look ahead; `None`: one, or two where reads come late.
     pub lookahead: Option<usize>,
     /// Where to write the routing trace.
     pub trace: Option<PathBuf>,

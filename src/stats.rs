@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::index::Index;
-use crate::lookahead::{Foreseen, GateMass, Recall, Reliability, expected_error};
+use crate::lookahead::{Foreseen, GateMass, Recall, Reliability, Waits, expected_error};
 use crate::spec;
 use crate::store::Plan;
 
@@ -322,6 +322,13 @@ impl Stats {
         self.in_decode = generates(rows, verifying);
         self.phase().wait_ns += ns;
         self.layer(tensor).wait_ns += ns;
+    }
+
+    /// What was waited for so far.
+    pub fn waits(&self) -> Waits {
+        let of = |count: fn(&Phase) -> u64| count(&self.decode) + count(&self.prompt);
+        let waited = Duration::from_nanos(of(|phase| phase.wait_ns));
+        Waits { waited, late: of(|phase| phase.late), missed: of(|phase| phase.misses) }
     }
 
     fn step(&mut self, rows: usize, verifying: bool) {

@@ -24,7 +24,7 @@ pub struct LesParams {
     pub io: *const c_char,
     /// The most reads in flight, as a number; NULL or "0": the default.
     pub io_depth: *const c_char,
-    /// Layers to look ahead, as a number, 0: none; NULL or "auto": the default.
+    /// Layers to look ahead, as a number, 0: none; NULL or "auto": one, or two where reads come late.
     pub lookahead: *const c_char,
     /// A file for the routing trace; NULL: none.
     pub trace: *const c_char,

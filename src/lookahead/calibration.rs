@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 /// Margins are cut into so many bins of [`WIDTH`], the last one open above.
-const BINS: usize = 24;
+const BINS: usize = 64;
 /// The margin at which the first bin begins. What is below it is as good as never picked.
 const LEAST: f32 = -1.0;
-const WIDTH: f32 = 0.125;
+const WIDTH: f32 = 1.0 / 32.0;
 /// Before anything is known, the logarithm of the odds grows by so much per margin.
 const SLOPE: f32 = 4.0;
 /// The largest logarithm of odds that is told from others.
@@ -17,7 +17,7 @@ const PRIOR: f32 = 4.0;
 const FULL: f32 = 4096.0;
 
 /// One probability per bin.
-pub type Probabilities = [f32; BINS];
+pub type Probabilities = Vec<f32>;
 
 /// The predictions of a run that had about the same score: how likely they were said to be, and what became of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -45,24 +45,24 @@ pub fn expected_error<'a>(bins: impl Iterator<Item = &'a Reliability>) -> Option
 /// How often experts were picked whose score had a certain margin over the least one that would be picked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Calibration {
-    picked: [f32; BINS],
-    seen: [f32; BINS],
+    picked: Vec<f32>,
+    seen: Vec<f32>,
     /// Of the whole run, and of no other. What was promised is a sum here.
     #[serde(skip, default = "no_predictions")]
-    run: [Reliability; BINS],
+    run: Vec<Reliability>,
 }
 
 impl Default for Calibration {
     fn default() -> Self {
         let margin = |bin: usize| LEAST + (bin as f32 + 0.5) * WIDTH;
         let prior = |bin| PRIOR / (1.0 + (-SLOPE * margin(bin)).exp());
-        Self { picked: std::array::from_fn(prior), seen: [PRIOR; BINS], run: no_predictions() }
+        Self { picked: (0..BINS).map(prior).collect(), seen: vec![PRIOR; BINS], run: no_predictions() }
     }
 }
 
 /// A run begins.
-fn no_predictions() -> [Reliability; BINS] {
-    std::array::from_fn(|bin| Reliability { margin: LEAST + bin as f32 * WIDTH, ..Default::default() })
+fn no_predictions() -> Vec<Reliability> {
+    (0..BINS).map(|bin| Reliability { margin: LEAST + bin as f32 * WIDTH, ..Default::default() }).collect()
 }
 
 impl Calibration {
@@ -83,12 +83,14 @@ impl Calibration {
 
     /// Whether this can have been learned: what is read from a file must be asked.
     pub fn is_sound(&self) -> bool {
-        self.picked.iter().zip(&self.seen).all(|(p, s)| (PRIOR..=FULL).contains(s) && (0.0..=*s).contains(p))
+        let mut bins = self.picked.iter().zip(&self.seen);
+        [&self.picked, &self.seen].iter().all(|sums| sums.len() == BINS)
+            && bins.all(|(p, s)| (PRIOR..=FULL).contains(s) && (0.0..=*s).contains(p))
     }
 
     /// The share of each bin's experts that was picked.
     pub fn probabilities(&self) -> Probabilities {
-        std::array::from_fn(|bin| self.picked[bin] / self.seen[bin])
+        self.picked.iter().zip(&self.seen).map(|(picked, seen)| picked / seen).collect()
     }
 
     /// Every bin that had predictions, with what became of them in the whole run.
@@ -164,7 +166,7 @@ mod tests {
         assert_eq!(Calibration::bin(f32::NEG_INFINITY), None);
         assert_eq!(Calibration::bin(f32::NAN), None);
         assert_eq!(Calibration::bin(-1.0), Some(0));
-        assert_eq!(Calibration::bin(0.0), Some(8));
+        assert_eq!(Calibration::bin(0.0), Some(BINS as u8 / 2));
         assert_eq!(Calibration::bin(1e30), Some(BINS as u8 - 1));
     }
 

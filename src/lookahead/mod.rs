@@ -8,6 +8,7 @@
 //! known of its next picks.
 
 mod calibration;
+mod effort;
 mod forecast;
 mod keep;
 mod predict;
@@ -19,8 +20,10 @@ mod spread;
 pub mod trace;
 
 use std::path::Path;
+use std::time::Instant;
 
 pub use calibration::{Reliability, expected_error};
+pub use effort::{LEAST_PROBABILITY, Waits};
 pub use forecast::Foreseen;
 pub use keep::Keep;
 pub use predict::{GateMass, Guess, Recall};
@@ -28,6 +31,7 @@ pub use router::{Input, Router};
 pub use spread::mean_and_deviation;
 
 use calibration::Calibration;
+use effort::Effort;
 use forecast::{Forecasts, Sample};
 use predict::Prediction;
 use profile::Profile;
@@ -41,14 +45,12 @@ use trace::{Outcome, Record, Writer};
 pub const WINDOW: usize = 32;
 /// Of a batch of more tokens so many are looked at, which stand for all.
 const MOST_ROWS: usize = 8;
-/// Layers to look ahead when nothing else is said.
+/// Layers to look ahead when nothing else is said, and reads do not come late.
 pub const DEFAULT_DEPTH: usize = 1;
 /// The most layers that can be asked for.
 pub const MAX_DEPTH: usize = 8;
 /// When all that was predicted for so many layers in a row was in memory, only every so many layers are looked at.
 const NEEDLESS: u32 = 64;
-/// Experts that are less likely to be picked are not worth a read that may delay one that is needed.
-pub const LEAST_PROBABILITY: f32 = 0.7;
 /// What is likely to be needed soon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Guesses {
@@ -80,8 +82,8 @@ pub struct Lookahead {
     /// By the index of a layer's first tensor of experts.
     site_of: Vec<Option<usize>>,
     n_used: usize,
-    depth: usize,
-    /// By distance, at least `depth` of them.
+    effort: Effort,
+    /// By distance, at least as many as layers are looked ahead.
     calibrations: Vec<Calibration>,
     /// By distance.
     gate_mass: Vec<GateMass>,
@@ -111,20 +113,23 @@ pub struct Lookahead {
 }
 
 impl Lookahead {
-    /// Loads the routers, to look `depth` layers ahead; traces to `trace` if there is one, and begins with what `profile`
+    /// Loads the routers, to look `depth` layers ahead, or as many as it takes; traces to `trace` if there is one, and begins with what `profile`
     /// knows. `evicts`: the cache is too small for all experts, so what they are worth keeping is of interest.
     ///
     /// # Errors
     /// [`Error::File`] when a router cannot be read, or the trace cannot be written.
     pub fn new(
         index: &Index,
-        depth: usize,
+        depth: Option<usize>,
         evicts: bool,
         trace: Option<&Path>,
         profile: Option<&Path>,
     ) -> Result<Self> {
         let trace = trace.map(|path| Writer::create(path, index)).transpose()?;
         let (profile, learned) = profile.map(|path| Profile::open(path, index)).unzip();
+        // what a trace tells is to be compared layer by layer
+        let effort = Effort::new(depth.or_else(|| trace.is_some().then_some(DEFAULT_DEPTH)));
+        let depth = effort.most();
         let learns = evicts || profile.is_some();
         let wanted = depth > 0 || learns || trace.is_some();
         let mut sites: Vec<Site> = Vec::new();
@@ -164,7 +169,7 @@ impl Lookahead {
             sites,
             site_of,
             n_used: index.n_expert_used as usize,
-            depth,
+            effort,
             calibrations,
             gate_mass: vec![GateMass::default(); depth],
             batches: Forecasts::default(),
@@ -197,7 +202,7 @@ impl Lookahead {
 
     /// One layer ahead, two, ...: how likely predictions were said to be, and how often they came true.
     pub fn reliability(&self) -> Vec<Vec<Reliability>> {
-        self.calibrations.iter().take(self.depth).map(Calibration::reliability).collect()
+        self.calibrations.iter().take(self.effort.most()).map(Calibration::reliability).collect()
     }
 
     /// How good the predictions were that are no router's, token by token: for batches of many tokens, and from history.
@@ -254,13 +259,24 @@ impl Lookahead {
         if n_rows > MOST_ROWS {
             return self.predict_batch(at + 1, rows).into_iter().collect();
         }
-        let depth = self.depth;
+        let depth = self.effort.depth();
         let next = |distance: usize| match (at + distance).checked_sub(self.sites.len()) {
             Some(first) if first < at => self.predict_from_history(first, n_rows),
             Some(_) => None,
             None => self.predict_at(at + distance, distance, rows),
         };
         (1..=depth).filter_map(next).collect()
+    }
+
+    /// Whether a pass begins with the layer that `tensor` leads.
+    pub fn begins(&self, tensor: usize) -> bool {
+        self.site_of[tensor].is_some_and(|at| at <= self.before.0)
+    }
+
+    /// A pass begins `now`, when so much has been waited for.
+    pub fn waited(&mut self, now: Instant, waits: Waits) {
+        // a prompt reads much at once
+        self.effort.pass(now, waits, (1..=MOST_ROWS).contains(&self.before.1));
     }
 
     /// Of what was predicted last, this much was not in memory already.
@@ -286,7 +302,7 @@ impl Lookahead {
             }
         }
         let chances = self.sample.chances(rows.len());
-        let experts = self.batches.foresee(at, rows.len(), chances, LEAST_PROBABILITY);
+        let experts = self.batches.foresee(at, rows.len(), chances, self.effort.least());
         Some(Guesses { tensor: site.tensor, experts })
     }
 
@@ -296,7 +312,7 @@ impl Lookahead {
         // the value of an expert is about how likely it is to be picked next, and somewhat more
         let chance = |value: &f32| 1.0 - (1.0 - value.clamp(0.0, 1.0)).powi(n_rows as i32);
         let chances = self.keep.as_ref()?.values(at).iter().map(chance).collect();
-        let experts = self.history.foresee(at, n_rows, chances, LEAST_PROBABILITY);
+        let experts = self.history.foresee(at, n_rows, chances, self.effort.least());
         (!experts.is_empty()).then_some(Guesses { tensor, experts })
     }
 
@@ -311,12 +327,13 @@ impl Lookahead {
             router.scores(&self.input, &mut self.row);
             prediction.push(&self.row, self.n_used);
         }
-        let least = if self.trace.is_some() { trace::LEAST_PROBABILITY } else { LEAST_PROBABILITY };
-        let mut experts = prediction.guesses(&self.calibrations[distance - 1], least);
+        let least = self.effort.least();
+        let told = if self.trace.is_some() { trace::LEAST_PROBABILITY } else { least };
+        let mut experts = prediction.guesses(&self.calibrations[distance - 1], told);
         if self.trace.is_some() {
             self.traced.resize(distance, Vec::new());
             self.traced[distance - 1] = experts.iter().map(|g| (g.expert, rounded(g.probability))).collect();
-            experts.retain(|g| g.probability >= LEAST_PROBABILITY);
+            experts.retain(|g| g.probability >= least);
         }
         Some(Guesses { tensor: site.tensor, experts })
     }

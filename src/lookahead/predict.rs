@@ -218,6 +218,7 @@ mod tests {
         let row = [0.0, 5.0, 1.0, 4.0, 0.5, 0.2, 0.1, 3.9];
         p.push(&row, 2);
         p.push(&row, 2);
+        p.guesses(&Calibration::default(), 1.0);
         // among the best two, among the best four; neither
         let (picks, weights) = ([1, 7, 1, 5], [[0.0, 0.3, 0.0, 0.5, 0.0, 0.1, 0.0, 0.1]; 2].concat());
         assert_eq!(p.weigh(&picks, &weights).tokens, 0, "nothing has come yet");
@@ -235,7 +236,7 @@ mod tests {
         p.push(&[3.0, 2.0, 1.9, 0.0], 1);
         let promised = p.guesses(&calibration, 0.0)[0].probability;
         // meanwhile other layers teach it otherwise
-        (0..1000).for_each(|_| (0..24).for_each(|bin| calibration.learn(bin, 0.0, false)));
+        (0..1000).for_each(|_| (0..64).for_each(|bin| calibration.learn(bin, 0.0, false)));
         p.settle(&[0], &mut calibration);
         let after = calibration.reliability();
         let bin = after.iter().find(|bin| bin.picked == 1).copied().unwrap_or_default();

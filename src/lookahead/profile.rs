@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::index::Index;
 
 /// The version of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How every profile begins, damaged or not: nothing else is ever written over.
 const BEGINNING: &[u8] = br#"{"les_profile":"#;
 /// No profile is larger, not even of the most experts that llama.cpp takes.

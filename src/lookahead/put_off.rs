@@ -52,7 +52,7 @@ mod tests {
     use crate::store::testing::index;
 
     fn lookahead() -> Lookahead {
-        Lookahead::new(&index(1, 8, 2, &[512; 3]), 1, true, None, None).unwrap()
+        Lookahead::new(&index(1, 8, 2, &[512; 3]), Some(1), true, None, None).unwrap()
     }
 
     #[test]

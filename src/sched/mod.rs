@@ -23,6 +23,7 @@ use crate::cputime;
 use crate::error::{Error, Result, why_unread};
 use crate::index::Index;
 use crate::io::{Check, Completion, Engine, Read};
+use crate::lookahead::Waits;
 use crate::stats::Stats;
 use crate::store::{Acquired, Arena, Ask, BlockId, Extent, Store, extent};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
@@ -205,6 +206,11 @@ impl Streamer {
         stats.evictions_for_drafts = core.store.evictions_for_drafts();
         stats.evictions_for_accepted = core.store.evictions_for_accepted();
         stats
+    }
+
+    /// What was waited for so far.
+    pub fn waits(&self) -> Waits {
+        self.core.lock().stats.waits()
     }
 
     /// Counts the time that opening a ticket took, the guessing in it, and its processor time.

@@ -38,8 +38,8 @@ class IdentityDocmoe(unittest.TestCase):
 
     def test_read_order_and_depth(self):
         for io in ["uring", "pread"]:
-            for more in [{"fault": "reorder", "lookahead": 1}, {"fault": "slow@5:20", "lookahead": 1}, {"depth": 1},
-                         {"depth": 64}]:
+            for more in [{"fault": "reorder", "lookahead": 1}, {"fault": "slow@5:20", "lookahead": 1},
+                         {"fault": "rate@120", "lookahead": "auto"}, {"depth": 1}, {"depth": 64}]:
                 with self.subTest(io=io, **more):
                     self.check(harness.les("min", io, **more), "--scenarios", "decode,prompt64", names=["Q4_K_M"])
 

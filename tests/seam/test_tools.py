@@ -177,7 +177,7 @@ class Tools(unittest.TestCase):
                 told = f"{profile}: a damaged profile"
                 self.assertEqual(told in done.stderr + done.stdout, name in ["damaged", "poisoned"], done.shown)
                 learned = json.loads(profile.read_text())
-                self.assertEqual(learned["les_profile"], 1)
+                self.assertEqual(learned["les_profile"], 2)
                 self.assertEqual([len(layer["values"]) for layer in learned["keep"]], [64] * 8)
                 self.assertTrue(all(len(set(layer["values"])) > 32 for layer in learned["keep"]))
                 self.assertEqual(len(learned["calibrations"]), 1)

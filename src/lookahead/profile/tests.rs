@@ -137,7 +137,7 @@ fn numbers_that_cannot_be_are_refused() {
     let text = String::from_utf8(bytes(&learned())).unwrap();
     let from = text.find("\"calibrations\"").unwrap();
     let places = numbers(&text);
-    assert_eq!(places.len(), 2 * 2 * 24 + 2 * (1 + 1 + 2 * 5 * 8 + 36 + 8 + 5));
+    assert_eq!(places.len(), 2 * 2 * 64 + 2 * (1 + 1 + 2 * 5 * 8 + 36 + 8 + 5));
     for place in places {
         for bad in ["null", "NaN", "Infinity", "-1e300", "1e300", "1e39", "1e13", "1e999", "\"1\"", "[]"] {
             // a value may be any number, but no sum, average or count
@@ -166,7 +166,7 @@ fn what_is_no_profile_of_this_model_stays_as_it_is() {
     for (contents, named) in [
         ("GGUF and more".into(), "not a profile"),
         ("{}".into(), "not a profile"),
-        (change("\"les_profile\":1", "\"les_profile\":2"), "version 2"),
+        (change("\"les_profile\":2", "\"les_profile\":1"), "version 1"),
         (change("\"arch\":\"test\"", "\"arch\":\"best\""), "another model (\"test.gguf\")"),
         (change("\"part_bytes\":[512", "\"part_bytes\":[256"), "another model"),
         (change("\"file_bytes\":[", "\"file_bytes\":[1"), "another model"),
@@ -263,16 +263,16 @@ fn a_run_that_uses_less_keeps_the_rest() {
     let path = dir.file("profile");
     save(&path, &before).unwrap();
     // looks one layer ahead where two were, and evicts nothing
-    let mut lookahead = Lookahead::new(&model(), 1, false, None, Some(&path)).unwrap();
+    let mut lookahead = Lookahead::new(&model(), Some(1), false, None, Some(&path)).unwrap();
     assert!(lookahead.knew());
     assert_eq!(lookahead.reliability(), [[]], "of the distance that it looks");
     fs::remove_file(&path).unwrap();
     assert!(lookahead.save_profile().unwrap());
     assert_eq!(fs::read(&path).unwrap(), bytes(&before));
     // and one that looks farther begins with what is known
-    let lookahead = Lookahead::new(&model(), 3, true, None, Some(&path)).unwrap();
+    let lookahead = Lookahead::new(&model(), Some(3), true, None, Some(&path)).unwrap();
     assert_eq!((lookahead.calibrations.len(), lookahead.values(3)), (3, Some(before.keep.values(1))));
-    assert!(!Lookahead::new(&model(), 1, true, None, None).unwrap().save_profile().unwrap());
+    assert!(!Lookahead::new(&model(), Some(1), true, None, None).unwrap().save_profile().unwrap());
 }
 
 proptest! {

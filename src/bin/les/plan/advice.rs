@@ -1,10 +1,9 @@
 //! What to run with, and why.
 
-use les::lookahead::DEFAULT_DEPTH;
 use les::options::Size;
 use serde::Serialize;
 
-use super::expected::{LAYERS, Row};
+use super::expected::Row;
 use crate::sim::Device;
 
 /// A speed that is lower by this part is as good.
@@ -23,7 +22,7 @@ pub struct Advice {
     pub cache_bytes: Option<u64>,
     /// What to give `--les-lookahead`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub les_lookahead: Option<usize>,
+    pub les_lookahead: Option<&'static str>,
     /// In one or two sentences.
     pub why: String,
 }
@@ -82,17 +81,17 @@ impl Advice {
     }
 }
 
-/// How many layers to look ahead, and why.
-fn lookahead(row: &Row) -> (usize, String) {
+/// What to give `--les-lookahead`, and why.
+fn lookahead(row: &Row) -> (&'static str, String) {
     let without = row.without.ms_per_token;
     match row.lookahead.map(|s| s.ms_per_token) {
-        None => (DEFAULT_DEPTH, "Looking ahead was not compared: the trace has no guesses.".into()),
+        None => ("auto", "Looking ahead was not compared: the trace has no guesses.".into()),
         Some(with) if with > without * (1.0 + SLOWER) => {
-            (0, format!("Looking ahead takes more than it gives: {with:.1} ms per token, {without:.1} without."))
+            ("0", format!("Looking ahead takes more than it gives: {with:.1} ms per token, {without:.1} without."))
         }
         Some(with) if with < without * (1.0 - SLOWER) => {
-            (LAYERS, format!("Looking ahead takes a token from {without:.1} to {with:.1} ms."))
+            ("auto", format!("Looking ahead takes a token from {without:.1} to {with:.1} ms."))
         }
-        Some(_) => (DEFAULT_DEPTH, "Looking ahead makes no difference.".into()),
+        Some(_) => ("auto", "Looking ahead makes no difference.".into()),
     }
 }

@@ -27,8 +27,8 @@ pub fn text(report: &Report) -> Result<String, Error> {
     rows(&mut out, report)?;
     let Advice { les_cache, les_lookahead, why, .. } = &report.advice;
     writeln!(out)?;
-    if let (Some(cache), Some(layers)) = (les_cache, les_lookahead) {
-        writeln!(out, "recommended: --les-cache {cache} --les-lookahead {layers}")?;
+    if let (Some(cache), Some(lookahead)) = (les_cache, les_lookahead) {
+        writeln!(out, "recommended: --les-cache {cache} --les-lookahead {lookahead}")?;
     }
     write!(out, "{why}")?;
     Ok(out)

@@ -93,7 +93,7 @@ fn lookahead_is_recommended_where_it_gains() {
             with.map(|times| Summary { ms_per_token: times * rows[0].without.ms_per_token, ..lookahead });
         Advice::streaming(&rows, &DEVICE, 300 * MIB, 200 * MIB, 50 * MIB).les_lookahead
     };
-    assert_eq!([Some(0.9), Some(1.0), Some(1.1), None].map(with), [Some(1), Some(1), Some(0), Some(1)]);
+    assert_eq!([Some(0.9), Some(1.0), Some(1.1), None].map(with), ["auto", "auto", "0", "auto"].map(Some));
 }
 
 #[test]
