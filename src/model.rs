@@ -222,7 +222,7 @@ impl Model {
         let began = Instant::now();
         let mut lookahead = lookahead.lock();
         if lookahead.begins(tensor) {
-            lookahead.waited(began, streamer.waits());
+            lookahead.pass_begins(began, streamer.waits(), rows);
         }
         let guesses = lookahead.predict(tensor, picks, rows, input);
         lookahead.told(streamer.guess(tensor, &guesses));
@@ -325,6 +325,7 @@ impl Model {
             stats.calibrated(lookahead.reliability());
             [stats.batch, stats.history] = lookahead.foreseen();
             stats.profile_loaded = lookahead.knew();
+            (stats.least_probability, stats.layers_ahead) = lookahead.effort();
         }
         Some(stats)
     }

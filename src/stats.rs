@@ -133,6 +133,10 @@ pub struct Stats {
     pub reads: Reads,
     /// Whether what was learned before this run was there when it began.
     pub profile_loaded: bool,
+    /// How likely an expert had to be at last to be read ahead,
+    pub least_probability: f32,
+    /// and how many layers ahead.
+    pub layers_ahead: usize,
     /// How good the predictions were, one layer ahead, two, ...
     pub recall: Vec<Recall>,
     /// How much of the routers' weight was predicted, one layer ahead, two, ...; known while a trace is written.
@@ -210,6 +214,8 @@ impl Stats {
             read_errors: 0,
             reads: Reads::default(),
             profile_loaded: false,
+            least_probability: 0.0,
+            layers_ahead: 0,
             recall: Vec::new(),
             gate_mass: Vec::new(),
             calibration: Vec::new(),

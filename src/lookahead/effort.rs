@@ -1,19 +1,21 @@
 //! How much is read ahead, by how much is waited for.
 //!
 //! A guess that comes true saves a wait, one that does not has read in vain, which takes memory bandwidth and a slot from
-//! others. So the more of the time is waited, the less likely may be what is read; and where guesses come true that are
-//! still being read when they are needed, the device takes longer than a layer, and one layer ahead is too late. Where
-//! about half of the time is waited, though, the device is the limit, and what was read in vain is waited for.
+//! others. So the more of the time is waited, up to a quarter of it, the less likely may be what is read; and where guesses
+//! come true that are still being read when they are needed, the device takes longer than a layer, and one layer ahead is
+//! too late. Where about half of the time is waited, though, the device is the limit, and what was read in vain is waited
+//! for: towards there only what is likely is read.
 
 use std::time::{Duration, Instant};
 
-/// Where next to nothing is waited for, what is less likely to be picked is not worth a read that may delay one that is needed.
+/// Where next to nothing is waited for, or the device is the limit, what is less likely to be picked is not worth a read
+/// that may delay one that is needed.
 pub const LEAST_PROBABILITY: f32 = 0.78;
 /// So small a share of the time is not worth more bytes.
 const SMALL: f32 = 0.03;
 /// Where such a share of the time is waited, the device is the limit.
 const LIMIT: f32 = 0.45;
-/// So much less likely may be what is read, per share of the time between these two.
+/// So much less likely may be what is read, per share of the time by which the one that is waited is off these two.
 const BOLDNESS: f32 = 0.75;
 /// Between these shares of the time that is waited, two layers ahead may pay for the second router.
 const WORTH_A_ROUTER: std::ops::Range<f32> = 0.1..LIMIT;
@@ -42,9 +44,9 @@ pub(super) struct Effort {
     fixed: Option<usize>,
     depth: usize,
     last: Option<(Instant, Waits)>,
-    /// Of the time, the share that was waited. `None` before it is known.
-    share: Option<f32>,
-    /// Per pass: what was late, and all that was not in memory.
+    /// Of the time, the share that was waited.
+    share: f32,
+    /// What was late, and all that was not in memory: sums, of which [`STAYS`] stays at each pass.
     late: f32,
     absent: f32,
 }
@@ -53,7 +55,7 @@ impl Effort {
     /// Looks so many layers ahead if it is `fixed`.
     pub(super) fn new(fixed: Option<usize>) -> Self {
         let depth = fixed.unwrap_or(super::DEFAULT_DEPTH);
-        Self { fixed, depth, last: None, share: None, late: 0.0, absent: 0.0 }
+        Self { fixed, depth, last: None, share: 0.0, late: 0.0, absent: 0.0 }
     }
 
     /// The most layers that it ever looks ahead.
@@ -68,8 +70,7 @@ impl Effort {
 
     /// How likely something must be to be read.
     pub(super) fn least(&self) -> f32 {
-        let share = self.share.unwrap_or(0.0);
-        LEAST_PROBABILITY - BOLDNESS * (share - SMALL).min(LIMIT - share).max(0.0)
+        LEAST_PROBABILITY - BOLDNESS * (self.share - SMALL).min(LIMIT - self.share).max(0.0)
     }
 
     /// A pass begins `now`, when so much has been waited. The one before was one to learn from, or not.
@@ -80,7 +81,7 @@ impl Effort {
             return;
         }
         let share = (waits.waited.saturating_sub(before.waited).as_secs_f32() / took).min(1.0);
-        self.share = Some(self.share.map_or(share, |old| old * STAYS + share * (1.0 - STAYS)));
+        self.share = self.share * STAYS + share * (1.0 - STAYS);
         let late = waits.late.saturating_sub(before.late) as f32;
         self.late = self.late * STAYS + late;
         self.absent = self.absent * STAYS + late + waits.missed.saturating_sub(before.missed) as f32;
@@ -88,20 +89,21 @@ impl Effort {
     }
 
     fn adapted(&self) -> usize {
-        let share = self.share.unwrap_or(0.0);
-        let late = self.late > LATE * self.absent;
-        match self.depth {
-            super::DEFAULT_DEPTH if late && WORTH_A_ROUTER.contains(&share) => FARTHER,
+        let pays = match self.depth {
             // there they are late less often: that is no reason to go back
-            FARTHER if !STILL_WORTH_IT.contains(&share) => super::DEFAULT_DEPTH,
-            depth => depth,
-        }
+            FARTHER => STILL_WORTH_IT.contains(&self.share),
+            _ => self.late > LATE * self.absent && WORTH_A_ROUTER.contains(&self.share),
+        };
+        if pays { FARTHER } else { super::DEFAULT_DEPTH }
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::Lookahead;
     use super::*;
+    use crate::store::testing::index;
 
     /// Passes of 100 ms each, of which `waited` ms are waited, in which so many experts are late and so many missed.
     struct Clock {
@@ -180,5 +182,26 @@ mod tests {
         effort.pass(clock.now, clock.waits, false);
         clock.passes(&mut effort, 1, 2, [0, 10]);
         assert_eq!((effort.least(), effort.depth()), (least, 1));
+    }
+
+    #[test]
+    fn a_pass_is_one_however_many_tokens_its_last_layer_has() {
+        let mut lookahead = Lookahead::new(&index(3, 8, 2, &[512; 3]), None, true, None, None).unwrap();
+        let mut clock = Clock::new();
+        // the rows of three layers, as of a prompt whose last token has an output, and of tokens
+        for (rows, learned) in [([12, 12, 1], false), ([1; 3], false), ([1; 3], true), ([12, 12, 1], true)] {
+            for (layer, rows) in rows.into_iter().enumerate() {
+                if lookahead.begins(3 * layer) {
+                    assert!(layer == 0 || lookahead.first == usize::MAX);
+                    lookahead.pass_begins(clock.now, clock.waits, rows);
+                    assert_eq!(lookahead.effort.share > 0.0, learned);
+                }
+                lookahead.predict(3 * layer, &[0, 1].repeat(rows), rows, &[]);
+                clock.now += Duration::from_millis(10);
+                clock.waits.waited += Duration::from_millis(5);
+            }
+        }
+        assert!((lookahead.effort.share - 0.5 * (1.0 - STAYS)).abs() < 1e-6, "{}", lookahead.effort.share);
+        assert_eq!(lookahead.effort(), (lookahead.effort.least(), 1));
     }
 }

@@ -93,6 +93,10 @@ pub struct Lookahead {
     history: Forecasts,
     /// The layer that was computed last, and its tokens.
     before: (usize, usize),
+    /// The first layer that was ever computed here: each pass begins with it.
+    first: usize,
+    /// The most tokens of a layer in this pass. The last one often has fewer.
+    pass_rows: usize,
     /// Layers in a row for which all that was predicted was in memory.
     needless: u32,
     trace: Option<Writer>,
@@ -113,8 +117,8 @@ pub struct Lookahead {
 }
 
 impl Lookahead {
-    /// Loads the routers, to look `depth` layers ahead, or as many as it takes; traces to `trace` if there is one, and begins with what `profile`
-    /// knows. `evicts`: the cache is too small for all experts, so what they are worth keeping is of interest.
+    /// Loads the routers, to look `depth` layers ahead, or as many as it takes; traces to `trace` if there is one, and begins
+    /// with what `profile` knows. `evicts`: the cache is too small for all experts, so what they are worth keeping is of interest.
     ///
     /// # Errors
     /// [`Error::File`] when a router cannot be read, or the trace cannot be written.
@@ -175,6 +179,8 @@ impl Lookahead {
             batches: Forecasts::default(),
             history: Forecasts::default(),
             before: (0, 0),
+            first: usize::MAX,
+            pass_rows: 0,
             needless: 0,
             keep: learns.then(|| keep.unwrap_or_else(|| Keep::new(&n_expert))),
             trace,
@@ -243,6 +249,7 @@ impl Lookahead {
             site.recalls[d] += recall;
             self.outcomes[d] = Outcome { recall, ..Outcome::default() };
         }
+        (self.first, self.pass_rows) = (self.first.min(at), self.pass_rows.max(n_rows));
         let (before, n_before) = std::mem::replace(&mut self.before, (at, n_rows));
         if let Some(next) = self.sites.get_mut(before + 1).filter(|_| n_before > MOST_ROWS) {
             next.whole = (before + 1, n_before) == (at, n_rows);
@@ -270,13 +277,20 @@ impl Lookahead {
 
     /// Whether a pass begins with the layer that `tensor` leads.
     pub fn begins(&self, tensor: usize) -> bool {
-        self.site_of[tensor].is_some_and(|at| at <= self.before.0)
+        self.site_of[tensor].is_some_and(|at| at <= self.first)
     }
 
-    /// A pass begins `now`, when so much has been waited for.
-    pub fn waited(&mut self, now: Instant, waits: Waits) {
-        // a prompt reads much at once
-        self.effort.pass(now, waits, (1..=MOST_ROWS).contains(&self.before.1));
+    /// A pass of `n_rows` tokens begins `now`, when so much has been waited for.
+    pub fn pass_begins(&mut self, now: Instant, waits: Waits, n_rows: usize) {
+        // a prompt reads much at once, and before one a user may have thought for long
+        let before = std::mem::replace(&mut self.pass_rows, 0);
+        let learn = [before, n_rows].iter().all(|rows| (1..=MOST_ROWS).contains(rows));
+        self.effort.pass(now, waits, learn);
+    }
+
+    /// How likely something must be now to be read ahead, and how many layers ahead.
+    pub fn effort(&self) -> (f32, usize) {
+        (self.effort.least(), self.effort.depth())
     }
 
     /// Of what was predicted last, this much was not in memory already.
@@ -302,7 +316,7 @@ impl Lookahead {
             }
         }
         let chances = self.sample.chances(rows.len());
-        let experts = self.batches.foresee(at, rows.len(), chances, self.effort.least());
+        let experts = self.batches.foresee(at, rows.len(), chances, LEAST_PROBABILITY);
         Some(Guesses { tensor: site.tensor, experts })
     }
 

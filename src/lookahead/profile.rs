@@ -86,6 +86,13 @@ struct Version {
     les_profile: u32,
 }
 
+/// What every version has.
+#[derive(Deserialize)]
+struct Whose {
+    model: String,
+    identity: Identity,
+}
+
 /// Reads what a profile of the model of `index` holds.
 ///
 /// # Errors
@@ -100,13 +107,17 @@ fn parse_for(bytes: &[u8], identity: &Identity) -> Result<Learned, Unfit> {
     }
     let damaged = |e: serde_json::Error| Unfit::Damaged(e.to_string());
     let Version { les_profile } = serde_json::from_slice(bytes).map_err(damaged)?;
-    if les_profile != VERSION {
+    if les_profile > VERSION {
         return Err(Unfit::Foreign(format!("a profile of version {les_profile}, not {VERSION}")));
     }
-    let read: Contents<Identity, Vec<Calibration>, Keep> = serde_json::from_slice(bytes).map_err(damaged)?;
-    if read.identity != *identity {
-        return Err(Unfit::Foreign(format!("a profile of another model ({:?})", read.model)));
+    let whose: Whose = serde_json::from_slice(bytes).map_err(damaged)?;
+    if whose.identity != *identity {
+        return Err(Unfit::Foreign(format!("a profile of another model ({:?})", whose.model)));
     }
+    if les_profile < VERSION {
+        return Err(Unfit::Damaged(format!("its version is {les_profile}, not {VERSION}")));
+    }
+    let read: Contents<Identity, Vec<Calibration>, Keep> = serde_json::from_slice(bytes).map_err(damaged)?;
     let n_expert: Vec<usize> = identity.layers.iter().map(|layer| layer.n_expert as usize).collect();
     if read.calibrations.len() > super::MAX_DEPTH || !read.calibrations.iter().all(Calibration::is_sound) {
         return Err(Unfit::Damaged("calibrations that cannot be".into()));

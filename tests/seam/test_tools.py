@@ -180,7 +180,7 @@ class Tools(unittest.TestCase):
                 self.assertEqual(learned["les_profile"], 2)
                 self.assertEqual([len(layer["values"]) for layer in learned["keep"]], [64] * 8)
                 self.assertTrue(all(len(set(layer["values"])) > 32 for layer in learned["keep"]))
-                self.assertEqual(len(learned["calibrations"]), 1)
+                self.assertEqual(len(learned["calibrations"]), 2)
         # nothing else is left behind
         self.assertEqual([path.name for path in self.tmp.glob("*profile*")], ["profile.json"])
 

@@ -160,13 +160,22 @@ fn numbers_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn an_older_profile_of_this_model_is_written_anew() {
+    let whole = bytes(&learned());
+    let older = |text: &str| String::from_utf8(whole.clone()).unwrap().replacen(text, "\"les_profile\":1", 1);
+    assert!(damaged(older("\"les_profile\":2").as_bytes()));
+    let others = older("\"les_profile\":2").replacen("\"arch\":\"test\"", "\"arch\":\"best\"", 1);
+    assert!(matches!(parse(others.as_bytes(), &model()), Err(Unfit::Foreign(_))));
+}
+
+#[test]
 fn what_is_no_profile_of_this_model_stays_as_it_is() {
     let text = String::from_utf8(bytes(&learned())).unwrap();
     let change = |what: &str, with: &str| text.replacen(what, with, 1);
     for (contents, named) in [
         ("GGUF and more".into(), "not a profile"),
         ("{}".into(), "not a profile"),
-        (change("\"les_profile\":2", "\"les_profile\":1"), "version 1"),
+        (change("\"les_profile\":2", "\"les_profile\":3"), "version 3"),
         (change("\"arch\":\"test\"", "\"arch\":\"best\""), "another model (\"test.gguf\")"),
         (change("\"part_bytes\":[512", "\"part_bytes\":[256"), "another model"),
         (change("\"file_bytes\":[", "\"file_bytes\":[1"), "another model"),
