@@ -13,6 +13,7 @@ Configuration (environment):
 """
 
 import array
+import collections
 import concurrent.futures
 import hashlib
 import json
@@ -215,6 +216,10 @@ def check_sane(base):
             raise Failed(f"{base}: {name} is not a usable reference")
 
 
+# by reference: jobs that run side by side want the same ones, and one must not read what another is writing
+WRITING = collections.defaultdict(threading.Lock)
+
+
 def reference(args, models):
     """What stock writes for these arguments, from the cache if nothing has changed. The models belong to the key."""
     key = [STOCK.identity(), list(map(str, args))]
@@ -223,11 +228,12 @@ def reference(args, models):
             key.append((str(part), part.stat().st_size, part.stat().st_mtime_ns))
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     base = WORK / "test-cache" / digest
-    if not base.with_suffix(".ok").exists():
-        base.parent.mkdir(parents=True, exist_ok=True)
-        drive(STOCK, base, args)
-        check_sane(base)
-        base.with_suffix(".ok").touch()
+    with WRITING[digest]:
+        if not base.with_suffix(".ok").exists():
+            base.parent.mkdir(parents=True, exist_ok=True)
+            drive(STOCK, base, args)
+            check_sane(base)
+            base.with_suffix(".ok").touch()
     return base
 
 
