@@ -46,7 +46,7 @@ pub const WINDOW: usize = 32;
 /// Of a batch of more tokens so many are looked at, which stand for all.
 const MOST_ROWS: usize = 8;
 /// Layers to look ahead when nothing else is said, and reads do not come late.
-pub const DEFAULT_DEPTH: usize = 1;
+const DEFAULT_DEPTH: usize = 1;
 /// The most layers that can be asked for.
 pub const MAX_DEPTH: usize = 8;
 /// When all that was predicted for so many layers in a row was in memory, only every so many layers are looked at.

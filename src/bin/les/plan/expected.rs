@@ -9,7 +9,7 @@ use super::typical::{Typical, hit_rate};
 use crate::sim::{Ahead, Device, Kind, Machine, Summary, Trace};
 
 /// How many layers ahead are compared with none.
-pub const LAYERS: usize = 1;
+const LAYERS: usize = 1;
 
 /// How a model's experts are picked.
 pub enum Routing<'a> {
