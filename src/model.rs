@@ -221,10 +221,7 @@ impl Model {
         let Some(lookahead) = self.lookahead.get() else { return Duration::ZERO };
         let began = Instant::now();
         let mut lookahead = lookahead.lock();
-        if lookahead.begins(tensor) {
-            lookahead.pass_begins(began, streamer.waits(), rows);
-        }
-        let guesses = lookahead.predict(tensor, picks, rows, input);
+        let guesses = lookahead.predict(tensor, picks, rows, input, || (began, streamer.waits()));
         lookahead.told(streamer.guess(tensor, &guesses));
         // now that the device is busy
         lookahead.learn(tensor, picks, rows, input, verifying);

@@ -191,12 +191,13 @@ mod tests {
         // the rows of three layers, as of a prompt whose last token has an output, and of tokens
         for (rows, learned) in [([12, 12, 1], false), ([1; 3], false), ([1; 3], true), ([12, 12, 1], true)] {
             for (layer, rows) in rows.into_iter().enumerate() {
-                if lookahead.begins(3 * layer) {
-                    assert!(layer == 0 || lookahead.first == usize::MAX);
-                    lookahead.pass_begins(clock.now, clock.waits, rows);
-                    assert_eq!(lookahead.effort.share > 0.0, learned);
-                }
-                lookahead.predict(3 * layer, &[0, 1].repeat(rows), rows, &[]);
+                let mut begins = false;
+                lookahead.predict(3 * layer, &[0, 1].repeat(rows), rows, &[], || {
+                    begins = true;
+                    (clock.now, clock.waits)
+                });
+                assert_eq!(begins, layer == 0);
+                assert_eq!(lookahead.effort.share > 0.0, learned);
                 clock.now += Duration::from_millis(10);
                 clock.waits.waited += Duration::from_millis(5);
             }

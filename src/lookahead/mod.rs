@@ -239,10 +239,21 @@ impl Lookahead {
     }
 
     /// The experts of `tensor` are about to be applied to `rows` (empty: unknown) of `n_rows` tokens; the router has picked
-    /// `picks` for them, token by token. Only a layer's first tensor counts. Answers what the next layers are likely to
-    /// need, the nearest first; after the last layer come the first ones, in a pass of as many tokens.
-    pub fn predict(&mut self, tensor: usize, picks: &[i32], n_rows: usize, rows: &[&[f32]]) -> Vec<Guesses> {
+    /// `picks` for them, token by token. Only a layer's first tensor counts. `waits` is asked where a pass begins: what time it
+    /// is, and what has been waited for. Answers what the next layers are likely to need, the nearest first; after the last
+    /// layer come the first ones, in a pass of as many tokens.
+    pub fn predict(
+        &mut self,
+        tensor: usize,
+        picks: &[i32],
+        n_rows: usize,
+        rows: &[&[f32]],
+        waits: impl FnOnce() -> (Instant, Waits),
+    ) -> Vec<Guesses> {
         let Some(at) = self.site_of[tensor] else { return Vec::new() };
+        if at <= self.first {
+            self.pass_begins(n_rows, waits());
+        }
         let site = &mut self.sites[at];
         for (d, prediction) in site.predictions.iter_mut().enumerate() {
             let recall = prediction.settle(picks, &mut self.calibrations[d]);
@@ -275,13 +286,8 @@ impl Lookahead {
         (1..=depth).filter_map(next).collect()
     }
 
-    /// Whether a pass begins with the layer that `tensor` leads.
-    pub fn begins(&self, tensor: usize) -> bool {
-        self.site_of[tensor].is_some_and(|at| at <= self.first)
-    }
-
     /// A pass of `n_rows` tokens begins `now`, when so much has been waited for.
-    pub fn pass_begins(&mut self, now: Instant, waits: Waits, n_rows: usize) {
+    fn pass_begins(&mut self, n_rows: usize, (now, waits): (Instant, Waits)) {
         // a prompt reads much at once, and before one a user may have thought for long
         let before = std::mem::replace(&mut self.pass_rows, 0);
         let learn = [before, n_rows].iter().all(|rows| (1..=MOST_ROWS).contains(rows));
